@@ -11,8 +11,19 @@
 
 namespace lode {
 
+// Shape bounds beside those of shared/base/limits.h: they size tables of kernels and workers. Published models use at
+// most half of each.
 inline constexpr uint32_t kPleHeadsMax = 32;
 inline constexpr uint32_t kNgramMax = 4;
+inline constexpr uint32_t kPleLayersMax = 8;
+inline constexpr uint32_t kPleRowWidthMax = 4096;        // weights
+inline constexpr uint64_t kPleRowsMax = uint64_t{1} << 36;
+inline constexpr uint32_t kHeadsMax = 256;               // attention, index and DeltaNet heads alike
+inline constexpr uint32_t kHeadDimMax = 512;
+inline constexpr uint32_t kIndexTopKMax = 1u << 16;      // tokens
+inline constexpr uint32_t kIndexBlockMax = 64;           // tokens
+inline constexpr uint32_t kStreamsMax = 8;
+inline constexpr uint32_t kHcRankMax = 4096;
 
 struct PleConfig {                 // one hashed n-gram layer (spec: docs/design/model.md)
   uint32_t layer = 0;              // 0-based
@@ -53,8 +64,11 @@ struct ModelConfig {
   uint32_t SsmValueWidth() const { return ssm_value_heads * ssm_head_dim; }
   uint32_t SsmConvWidth() const { return 2 * SsmKeyWidth() + SsmValueWidth(); }
   uint32_t IndexBlocksMax() const { return index_top_k / index_block; }
+  uint32_t WideWidth() const { return streams * hidden; }  // all streams of the residual
+  uint32_t PleHeads() const { return (ngram_size - 1) * heads_per_ngram; }
   uint32_t PleWidth() const { return ple_row_width * (ngram_size - 1) * heads_per_ngram; }
 
+  // One sentence naming the first number that is out of range or does not fit the others.
   Status Validate() const;
 };
 

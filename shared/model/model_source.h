@@ -82,4 +82,9 @@ struct ExpertTensors {
 // Layer `layer` of the trunk (or the MTP block at index config().layers).
 StatusOr<ExpertTensors> FindExperts(const ModelSource& source, uint32_t layer);
 
+
+// Open accepts every weight type that GGUF knows by size. This names the first tensor whose type the engine cannot
+// compute with yet: norms, convolutions and other vectors must be F32, F16 or BF16, matrices a LODE_COMPUTED_FORMATS type.
+Status CheckComputable(const ModelSource& source);
+
 }  // namespace lode
