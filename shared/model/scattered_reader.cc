@@ -42,15 +42,19 @@ Status PreadExactly(int fd, const std::string& path, uint64_t offset, uint64_t b
 // The kernel writes into `staging`, never into a caller's buffer, so a batch that is given up can be abandoned whole.
 struct ScatteredReader::Ring {
   io_uring ring{};
-  std::vector<uint8_t> staging = std::vector<uint8_t>(size_t{kRingEntries} * kPieceBytesMax);
-  ~Ring() { io_uring_queue_exit(&ring); }
+  std::vector<uint8_t> staging;
+  bool ready = false;
+  ~Ring() {
+    if (ready) io_uring_queue_exit(&ring);
+  }
 
+  // nullptr where the kernel or a sandbox forbids io_uring.
   static std::unique_ptr<Ring> Create() {
     auto made = std::make_unique<Ring>();
-    if (io_uring_queue_init(kRingEntries, &made->ring, 0) == 0) return made;
-    made->ring.ring_fd = -1;
-    static_cast<void>(made.release());  // never initialised: its destructor must not run; happens once per source
-    return nullptr;
+    if (io_uring_queue_init(kRingEntries, &made->ring, 0) != 0) return nullptr;
+    made->ready = true;
+    made->staging.resize(size_t{kRingEntries} * kPieceBytesMax);
+    return made;
   }
 };
 
@@ -111,7 +115,7 @@ Status ScatteredReader::WaitAll(size_t count, uint32_t piece_bytes, std::span<co
     }
     __kernel_timespec limit{.tv_sec = kReadSecondsMax, .tv_nsec = 0};
     const int waited = io_uring_wait_cqe_timeout(&ring_->ring, &cqe, &limit);
-    if (waited == -EINTR || waited == -EAGAIN) continue;
+    if (waited == -EINTR) continue;
     if (waited < 0) {
       static_cast<void>(ring_.release());  // as above; later batches use pread
       return DeadlineExceeded("{}: {} of {} scattered reads were not answered within {} s ({}); check the disk", path_,

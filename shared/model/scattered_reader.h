@@ -1,5 +1,6 @@
 // Many small reads of one file in one go: the n-gram table's rows, 16 per token. With io_uring all reads of a batch are
-// in flight together; mapping the file instead would take its page faults one after the other. Where the kernel forbids io_uring, pread reads them one by one.
+// in flight together; mapping the file instead would take its page faults one after the other. Where the kernel forbids
+// io_uring, pread reads the pieces one by one. Called by the threads that gather n-gram rows.
 #pragma once
 
 #include <cstdint>
