@@ -1,4 +1,5 @@
-// See bpe.h. Symbols form a doubly linked list over an array, as merging only ever removes the right one of two.
+// See bpe.h. Symbols form a doubly linked list over an array, as merging only ever removes the
+// right one of two.
 
 #include "daemon/bpe.h"
 

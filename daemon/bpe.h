@@ -1,9 +1,10 @@
 // Byte-pair merging: turns the bytes of one word into token ids.
 //
-// Called by Tokenizer::Encode for every word. The pair of neighbours with the lowest rank is merged first, the
-// leftmost of equal pairs before the others, until no neighbours have a rank. Candidates wait in a heap and stale
-// ones are recognised when they come up, so a word of n bytes costs O(n log n) also when it is one letter a
-// million times. Const after filling, any number of threads, each with its own scratch.
+// Called by Tokenizer::Encode for every word. The pair of neighbours with the lowest rank is merged
+// first, the leftmost of equal pairs before the others, until no neighbours have a rank. Candidates
+// wait in a heap and stale ones are recognised when they come up, so a word of n bytes costs O(n
+// log n) also when it is one letter a million times. Const after filling, any number of threads,
+// each with its own scratch.
 #pragma once
 
 #include <array>
@@ -36,7 +37,8 @@ class BpeMerges {
   // A pair listed twice keeps its first, lower rank.
   void Add(int32_t left, int32_t right, uint32_t rank, int32_t result);
 
-  // Appends the ids of `word` to `out`. REQUIRES: SetByte for all 256 values; word shorter than 2^31.
+  // Appends the ids of `word` to `out`. REQUIRES: SetByte for all 256 values; word shorter than
+  // 2^31.
   void Encode(std::string_view word, Scratch* scratch, std::vector<int32_t>* out) const;
 
  private:

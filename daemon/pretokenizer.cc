@@ -1,6 +1,7 @@
-// See pretokenizer.h. The expression is put together from named pieces so that the two families show their only
-// difference: whether combining marks (\p{M}) belong to words. White space is spelled out because PCRE2's \s also
-// takes U+180E, which Unicode's White_Space property, used by the tokenizers models were trained with, does not.
+// See pretokenizer.h. The expression is put together from named pieces so that the two families
+// show their only difference: whether combining marks (\p{M}) belong to words. White space is
+// spelled out because PCRE2's \s also takes U+180E, which Unicode's White_Space property, used by
+// the tokenizers models were trained with, does not.
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "daemon/pretokenizer.h"
@@ -15,8 +16,9 @@
 namespace lode {
 namespace {
 
-// Steps PCRE2 may take for one word, per byte of text that is left and at least. Each alternative of the
-// expression looks at a run of characters at most twice; 16 leaves room for how PCRE2 counts.
+// Steps PCRE2 may take for one word, per byte of text that is left and at least. Each alternative
+// of the expression looks at a run of characters at most twice; 16 leaves room for how PCRE2
+// counts.
 constexpr uint64_t kMatchStepsPerByte = 16;
 constexpr uint64_t kMatchStepsMin = 100'000;
 constexpr uint32_t kMatchHeapKib = 64 * 1024;
@@ -78,7 +80,8 @@ StatusOr<std::unique_ptr<Pretokenizer>> Pretokenizer::Create(std::string_view na
   if (code == nullptr) {
     return Internal("PCRE2 refuses the {} expression at {}: {}", name, offset, PcreMessage(error));
   }
-  // Without a JIT (hardened kernels forbid writable code pages) the interpreter gives the same words.
+  // Without a JIT (hardened kernels forbid writable code pages) the interpreter gives the same
+  // words.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return std::unique_ptr<Pretokenizer>(new Pretokenizer(code));
 }
@@ -105,7 +108,8 @@ Status Pretokenizer::Split(std::string_view text,
                                PcreMessage(rc));
     }
     const size_t* span = pcre2_get_ovector_pointer(state.data);
-    // The alternatives cover every character, so a gap cannot happen; if one did, it would be a word of its own.
+    // The alternatives cover every character, so a gap cannot happen; if one did, it would be a
+    // word of its own.
     size_t begin = rc < 0 ? text.size() : span[0];
     if (begin > at) word(text.substr(at, begin - at));
     size_t end = rc < 0 ? begin : span[1];

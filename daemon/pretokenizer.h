@@ -1,8 +1,10 @@
-// Cuts text into the words that byte-pair encoding works on, by the regular expression of a tokenizer family.
+// Cuts text into the words that byte-pair encoding works on, by the regular expression of a
+// tokenizer family.
 //
-// Called by Tokenizer::Encode, once per stretch of well-formed text. PCRE2 does the matching (with its JIT compiler
-// where the machine allows one); the number of steps is bounded in proportion to the text, so a hostile text ends in
-// an error instead of a hang. Const after Create, any number of threads.
+// Called by Tokenizer::Encode, once per stretch of well-formed text. PCRE2 does the matching (with
+// its JIT compiler where the machine allows one); the number of steps is bounded in proportion to
+// the text, so a hostile text ends in an error instead of a hang. Const after Create, any number of
+// threads.
 #pragma once
 
 #include <functional>

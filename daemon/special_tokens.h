@@ -1,6 +1,7 @@
 // Finds the names of special tokens in a text, the longest match first: a byte trie.
 //
-// Used by Tokenizer::Encode before anything else happens to the text. Const after filling, any number of threads.
+// Used by Tokenizer::Encode before anything else happens to the text. Const after filling, any
+// number of threads.
 #pragma once
 
 #include <array>
@@ -22,7 +23,8 @@ class SpecialTokens {
   // REQUIRES: not empty. A name given twice keeps its first id.
   void Add(std::string_view name, int32_t id);
 
-  // The first place at or after `from` where a name starts, with the longest name that starts there.
+  // The first place at or after `from` where a name starts, with the longest name that starts
+  // there.
   std::optional<Match> FindNext(std::string_view text, size_t from) const;
   // Id of exactly this name.
   std::optional<int32_t> Find(std::string_view name) const;

@@ -46,7 +46,8 @@ void StopMatcher::Insert(int index) {
 }
 
 void StopMatcher::Link() {
-  // Failure links of short states first: each is one step from its parent's, which is shorter still.
+  // Failure links of short states first: each is one step from its parent's, which is shorter
+  // still.
   struct Child {
     uint32_t parent, node;
     char byte;

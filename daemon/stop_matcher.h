@@ -1,11 +1,12 @@
 // Finds stop strings in a stream of text that comes in pieces of any size.
 //
-// Text is released as soon as it cannot be part of a stop string any more: the longest suffix that could still grow
-// into one is held back. All output paths (streaming or not, chat, completion, tools) go through this one class.
+// Text is released as soon as it cannot be part of a stop string any more: the longest suffix that
+// could still grow into one is held back. All output paths (streaming or not, chat, completion,
+// tools) go through this one class.
 //
-// The rule: the stop string that is complete first wins; of several complete at the same place, the longest. So the
-// result does not depend on how the text was cut. An Aho-Corasick automaton makes it one step per byte. One matcher
-// per sequence, one thread at a time.
+// The rule: the stop string that is complete first wins; of several complete at the same place, the
+// longest. So the result does not depend on how the text was cut. An Aho-Corasick automaton makes
+// it one step per byte. One matcher per sequence, one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +26,14 @@ inline constexpr size_t kStopBytesMax = 1024;  // of one stop string
 class StopMatcher {
  public:
   struct Piece {
-    std::string text;  // released text; on a match everything before the stop string that was not yet released
+    std::string text;  // released text; on a match everything before the stop string that was not
+                       // yet released
     int matched = -1;  // index of the stop string that ended the stream, -1: none
   };
 
-  // Duplicates are allowed (the lower index is reported). No stop strings: every text passes at once.
-  // Errors: InvalidArgument for an empty, ill-formed or too long stop string, or too many of them.
+  // Duplicates are allowed (the lower index is reported). No stop strings: every text passes at
+  // once. Errors: InvalidArgument for an empty, ill-formed or too long stop string, or too many of
+  // them.
   static StatusOr<StopMatcher> Create(std::vector<std::string> stops);
 
   // After a match all further text is swallowed.

@@ -1,5 +1,6 @@
-// See tokenizer.h. The file spells bytes as printable characters (the byte alphabet of GPT-2): bytes that are visible
-// in Latin-1 stand for themselves, the other 68 are U+0100 and up in ascending order, so a blank is U+0120.
+// See tokenizer.h. The file spells bytes as printable characters (the byte alphabet of GPT-2):
+// bytes that are visible in Latin-1 stand for themselves, the other 68 are U+0100 and up in
+// ascending order, so a blank is U+0120.
 
 #include "daemon/tokenizer.h"
 
@@ -101,8 +102,9 @@ absl::string_view AbslView(std::string_view s) { return {s.data(), s.size()}; }
 
 StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(const TokenizerData& data) {
   if (data.model != "gpt2") {
-    return InvalidArgument("the model's tokenizer is {}; this version knows \"gpt2\" (byte-level BPE)",
-                           Quoted(data.model));
+    return InvalidArgument(
+        "the model's tokenizer is {}; this version knows \"gpt2\" (byte-level BPE)",
+        Quoted(data.model));
   }
   std::unique_ptr<Tokenizer> t(new Tokenizer);
   LODE_ASSIGN_OR_RETURN(t->pretokenizer_, Pretokenizer::Create(data.pre));
@@ -143,7 +145,8 @@ Status Tokenizer::ReadToken(const TokenizerData& data, int32_t id) {
   switch (type) {
     case kTypeNormal:
       kinds_.push_back(Kind::kNormal);
-      // A token outside the byte alphabet can never be a merge's result of text; it stands for itself.
+      // A token outside the byte alphabet can never be a merge's result of text; it stands for
+      // itself.
       bytes_ += SpelledBytes(text).value_or(std::string(text));
       break;
     case kTypeByte: {
@@ -185,7 +188,8 @@ Status Tokenizer::ReadBytes(const TokenizerData& data) {
   ids.fill(-1);
   for (int32_t id = 0; id < vocab_size(); ++id) {
     std::string_view bytes = TokenBytes(id);
-    // A byte is the token that spells it; "<0xNN>" only stands in where the vocabulary has no such token.
+    // A byte is the token that spells it; "<0xNN>" only stands in where the vocabulary has no such
+    // token.
     if (kinds_[id] != Kind::kNormal || bytes.size() != 1) continue;
     int32_t& slot = ids[static_cast<uint8_t>(bytes[0])];
     if (slot < 0 || data.token_types[slot] == kTypeByte) slot = id;
@@ -255,7 +259,8 @@ Status Tokenizer::ReadSpecialIds(const TokenizerData& data) {
   add_bos_ = data.add_bos && bos_id_ >= 0;
   if (data.eos >= 0) stop_ids_.push_back(eos_id_);
   if (data.eot >= 0) stop_ids_.push_back(static_cast<int32_t>(data.eot));
-  // Models of this family end a turn with the first and a document with the second, whichever the file calls eos.
+  // Models of this family end a turn with the first and a document with the second, whichever the
+  // file calls eos.
   for (const char* name : {"<|im_end|>", "<|endoftext|>"}) {
     if (auto id = FindSpecial(name)) stop_ids_.push_back(*id);
   }

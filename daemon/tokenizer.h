@@ -1,12 +1,14 @@
 // Text to token ids and back: byte-level byte-pair encoding as the model file describes it.
 //
-// Encoding runs in the order the models were trained with: special tokens are cut out of the raw text (longest match
-// first), the text between them is brought into normal form C, split into words by the family's regular expression
-// and merged by rank. Bytes that are not UTF-8 are kept: each run of them is a word of its own, neither normalised nor
-// matched by the expression, so Decode(Encode(text)) gives them back unchanged.
+// Encoding runs in the order the models were trained with: special tokens are cut out of the raw
+// text (longest match first), the text between them is brought into normal form C, split into words
+// by the family's regular expression and merged by rank. Bytes that are not UTF-8 are kept: each
+// run of them is a word of its own, neither normalised nor matched by the expression, so
+// Decode(Encode(text)) gives them back unchanged.
 //
-// The daemon makes one Tokenizer at start from the model file, which is untrusted: every list is checked before use.
-// Const after Create, any number of threads. Copies what it needs; the TokenizerData may go away.
+// The daemon makes one Tokenizer at start from the model file, which is untrusted: every list is
+// checked before use. Const after Create, any number of threads. Copies what it needs; the
+// TokenizerData may go away.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +27,8 @@
 
 namespace lode {
 
-// Longest text of one Encode. A context of 2^20 tokens is far below: published vocabularies average 4 bytes a token.
+// Longest text of one Encode. A context of 2^20 tokens is far below: published vocabularies average
+// 4 bytes a token.
 inline constexpr size_t kEncodeBytesMax = 64u << 20;
 // Longest token of a vocabulary, as written in the file. Published ones stay below 1 KiB.
 inline constexpr size_t kTokenBytesMax = 4096;
@@ -35,19 +38,22 @@ class Tokenizer {
   // Errors: InvalidArgument naming the token, merge or key that is wrong.
   static StatusOr<std::unique_ptr<Tokenizer>> Create(const TokenizerData& data);
 
-  // parse_special: control tokens written in the text become their ids (prompts made by a chat template). Without it
-  // they are ordinary text (anything a stranger typed). User-defined tokens are recognised either way, as in training.
-  // Adds no BOS. Errors: InvalidArgument (text too long), ResourceExhausted (the expression's step limit).
+  // parse_special: control tokens written in the text become their ids (prompts made by a chat
+  // template). Without it they are ordinary text (anything a stranger typed). User-defined tokens
+  // are recognised either way, as in training. Adds no BOS. Errors: InvalidArgument (text too
+  // long), ResourceExhausted (the expression's step limit).
   StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool parse_special) const;
 
-  // The bytes of the tokens one after the other; not necessarily UTF-8 (daemon/detokenizer.h makes text of it).
-  // Control and unused tokens are left out unless keep_special. Ids outside the vocabulary give nothing.
+  // The bytes of the tokens one after the other; not necessarily UTF-8 (daemon/detokenizer.h makes
+  // text of it). Control and unused tokens are left out unless keep_special. Ids outside the
+  // vocabulary give nothing.
   std::string Decode(std::span<const int32_t> ids, bool keep_special) const;
 
   int32_t vocab_size() const { return static_cast<int32_t>(kinds_.size()); }
   bool IsValid(int32_t id) const { return id >= 0 && id < vocab_size(); }
 
-  // What the token stands for, as bytes; control tokens by their name. Empty outside the vocabulary.
+  // What the token stands for, as bytes; control tokens by their name. Empty outside the
+  // vocabulary.
   std::string_view TokenBytes(int32_t id) const;
   // The same for terminals and logs: control bytes, quotes and ill-formed UTF-8 escaped.
   std::string PrintableToken(int32_t id) const;
@@ -61,8 +67,8 @@ class Tokenizer {
   // Id of a control or user-defined token by its exact name, e.g. "</think>".
   std::optional<int32_t> FindSpecial(std::string_view name) const;
 
-  // Generation ends on any of these: the file's eos and eot, and <|im_end|> and <|endoftext|> where they exist.
-  // Ascending.
+  // Generation ends on any of these: the file's eos and eot, and <|im_end|> and <|endoftext|> where
+  // they exist. Ascending.
   const std::vector<int32_t>& stop_ids() const { return stop_ids_; }
   bool IsStop(int32_t id) const;
   // Padding of the vocabulary, never to be sampled. Ascending.
@@ -89,10 +95,10 @@ class Tokenizer {
   // All const after Create.
   std::unique_ptr<Pretokenizer> pretokenizer_;
   BpeMerges merges_;
-  SpecialTokens user_defined_;  // matched always
-  SpecialTokens special_;       // user defined and control, matched with parse_special
-  std::vector<Kind> kinds_;     // [vocab]
-  std::string bytes_;           // what the tokens stand for, one after the other
+  SpecialTokens user_defined_;   // matched always
+  SpecialTokens special_;        // user defined and control, matched with parse_special
+  std::vector<Kind> kinds_;      // [vocab]
+  std::string bytes_;            // what the tokens stand for, one after the other
   std::vector<size_t> offsets_;  // [vocab + 1] into bytes_
   std::vector<int32_t> stop_ids_, unused_ids_;
   int32_t bos_id_ = -1, eos_id_ = -1, pad_id_ = -1;

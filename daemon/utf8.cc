@@ -1,6 +1,6 @@
-// See utf8.h. Normal form C is done in three steps: utf8proc decomposes one character at a time, marks are put in
-// canonical order here, utf8proc composes. Ordering is ours because utf8proc sorts by exchanging neighbours, which
-// takes hours on a megabyte of alternating marks.
+// See utf8.h. Normal form C is done in three steps: utf8proc decomposes one character at a time,
+// marks are put in canonical order here, utf8proc composes. Ordering is ours because utf8proc sorts
+// by exchanging neighbours, which takes hours on a megabyte of alternating marks.
 
 #include "daemon/utf8.h"
 
@@ -16,11 +16,12 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// Longest canonical decomposition of one character is 4 code points; twice that is asked for and checked.
+// Longest canonical decomposition of one character is 4 code points; twice that is asked for and
+// checked.
 constexpr int kDecompositionMax = 8;
 
 struct LeadByte {
-  uint32_t bytes;             // length of the character, 0: no character starts so
+  uint32_t bytes;                // length of the character, 0: no character starts so
   uint8_t second_lo, second_hi;  // allowed second byte
 };
 
@@ -58,7 +59,8 @@ void Decompose(std::string_view text, std::vector<int32_t>* out) {
   }
 }
 
-// Canonical order: every run of marks (class above 0) sorted by class, equal classes in their old order.
+// Canonical order: every run of marks (class above 0) sorted by class, equal classes in their old
+// order.
 void OrderMarks(std::vector<int32_t>* text) {
   for (size_t i = 0; i < text->size();) {
     if (CombiningClass((*text)[i]) == 0) {
@@ -67,9 +69,8 @@ void OrderMarks(std::vector<int32_t>* text) {
     }
     size_t end = i + 1;
     while (end < text->size() && CombiningClass((*text)[end]) != 0) ++end;
-    std::stable_sort(text->begin() + i, text->begin() + end, [](int32_t a, int32_t b) {
-      return CombiningClass(a) < CombiningClass(b);
-    });
+    std::stable_sort(text->begin() + i, text->begin() + end,
+                     [](int32_t a, int32_t b) { return CombiningClass(a) < CombiningClass(b); });
     i = end;
   }
 }
@@ -131,7 +132,8 @@ void AppendUtf8(uint32_t c, std::string* out) {
 
 bool MayNeedNfc(std::string_view text) {
   // Everything below U+0300 is inert under composition; its encodings are the ones below byte 0xCC.
-  return std::any_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) >= 0xCC; });
+  return std::any_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<uint8_t>(c) >= 0xCC; });
 }
 
 std::string ToNfc(std::string_view text) {
@@ -139,8 +141,9 @@ std::string ToNfc(std::string_view text) {
   points.reserve(text.size());
   Decompose(text, &points);
   OrderMarks(&points);
-  auto n = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
-                                    static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  auto n =
+      utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
+                               static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   LODE_CHECK(n >= 0, "utf8proc cannot compose: {}", utf8proc_errmsg(n));
   std::string out;
   out.reserve(text.size());
