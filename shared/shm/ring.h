@@ -1,6 +1,7 @@
-// SPSC ring of PODs in shared memory. One producer process, one consumer process; positions are monotonic counters reduced
-// modulo the capacity only on access, so full and empty differ without a spare slot. The consumer copies a slot out before
-// reading it. Templated on the atomic type, so that a deterministic scheduler can drive it in tests.
+// SPSC ring of PODs in shared memory. One producer process, one consumer process; positions are
+// monotonic counters reduced modulo the capacity only on access, so full and empty differ without a
+// spare slot. The consumer copies a slot out before reading it. Templated on the word type (its
+// Publish is found by argument), so that a deterministic scheduler can drive it in tests.
 #pragma once
 
 #include <atomic>
@@ -11,11 +12,11 @@
 
 namespace lode {
 
-template <class T, uint32_t N>
+template <class T, uint32_t N, class Word = WaitWord>
 struct SpscRing {
-  static_assert(std::is_trivially_copyable_v<T> && (N & (N - 1)) == 0);
-  alignas(64) WaitWord head;  // written by the producer: items published so far
-  alignas(64) WaitWord tail;  // written by the consumer: items taken so far
+  static_assert(std::is_trivially_copyable_v<T> && N > 0 && (N & (N - 1)) == 0);
+  alignas(64) Word head;  // written by the producer: items published so far
+  alignas(64) Word tail;  // written by the consumer: items taken so far
   alignas(64) T slots[N];
 
   // Producer. False when full (nothing written).
@@ -32,19 +33,22 @@ struct SpscRing {
     const uint64_t t = tail.value.load(std::memory_order_relaxed);  // own counter
     // Pairs with the producer's Publish(head): the slot is complete.
     const uint64_t h = head.value.load(std::memory_order_acquire);
-    if (h == t || h - t > N) return false;  // h - t > N: a broken peer; treated as empty, its supervisor acts
+    if (h == t || h - t > N)
+      return false;  // h - t > N: a broken peer; treated as empty, its supervisor acts
     *out = slots[t % N];
-    Publish(tail, t + 1);
+    Publish(tail,
+            t + 1);  // release: pairs with the acquire in TryPush, the slot may be written again
     return true;
   }
   // Consumer: waits for an item until the deadline.
   bool Pop(T* out, const WaitBudget& budget) {
     for (;;) {
+      // Read before the attempt: a push that comes between the two changes `head`, and the wait
+      // below returns at once.
+      const uint64_t seen = head.value.load(std::memory_order_relaxed);
       if (TryPop(out)) return true;
-      const uint64_t seen = head.value.load(std::memory_order_acquire);
-      if (seen != tail.value.load(std::memory_order_relaxed)) continue;
       if (NowNs() >= budget.deadline_ns) return false;
-      if (WaitChange(head, seen, budget) == seen && NowNs() >= budget.deadline_ns) return TryPop(out);
+      WaitChange(head, seen, budget);
     }
   }
 };
