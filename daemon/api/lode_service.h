@@ -1,0 +1,42 @@
+// The gRPC service lode.v1.LodeService. Streams are callback reactors: each waits for events of its RequestStream and writes
+// one at a time, so a slow client holds back only its own sequence. Encoding and templates run on a small pool, never on a
+// gRPC thread or the scheduler's.
+#pragma once
+
+#include <boost/asio/thread_pool.hpp>
+
+#include "daemon/api/api.h"
+#include "lode/v1/lode.grpc.pb.h"
+
+namespace lode {
+
+class LodeService final : public v1::LodeService::CallbackService {
+ public:
+  // `context` is copied; its pointers outlive the service.
+  explicit LodeService(const ApiContext& context);
+  ~LodeService() override;
+
+  // New calls are refused with Unavailable from now on.
+  void Drain() { draining_.store(true, std::memory_order_relaxed); }
+
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* call,
+                                                           const v1::GenerateRequest* request) override;
+  grpc::ServerWriteReactor<v1::ChatResponse>* Chat(grpc::CallbackServerContext* call,
+                                                   const v1::ChatRequest* request) override;
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* call, const v1::TokenizeRequest* request,
+                                     v1::TokenizeResponse* response) override;
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* call, const v1::DetokenizeRequest* request,
+                                       v1::DetokenizeResponse* response) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call, const v1::ListModelsRequest* request,
+                                       v1::ListModelsResponse* response) override;
+  grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* call, const v1::StatusRequest* request,
+                                   v1::StatusResponse* response) override;
+
+ private:
+  const ApiContext context_;
+  const uint64_t started_ns_;
+  std::atomic<bool> draining_{false};
+  boost::asio::thread_pool pool_;
+};
+
+}  // namespace lode

@@ -1,0 +1,30 @@
+// Between the client protocol and the engine's types: validation, defaults, and nothing else. Every refusal is one sentence
+// naming the field, the value and what is allowed.
+#pragma once
+
+#include <string>
+
+#include "daemon/api/api.h"
+#include "lode/v1/lode.pb.h"
+
+namespace lode {
+
+// Bounds of what a request may ask (docs: proto comments).
+inline constexpr int kStopStringsPerRequest = 16;
+inline constexpr int kStopStringBytes = 256;
+inline constexpr int kLogitBiasMax = 1024;
+
+// Defaults: the request, else the model file's general.sampling.*, else 0.7 / 0.95 / 40 / 0.
+StatusOr<Request> ToRequest(const ApiContext& context, const v1::GenerateRequest& request);
+StatusOr<Request> ToRequest(const ApiContext& context, const v1::ChatRequest& request);
+
+void ToProto(const Tokenizer& tokenizer, const StreamEvent& event, v1::Delta* delta);
+void ToProto(const Tokenizer& tokenizer, const StreamEvent& event, v1::PromptLogprobs* prompt);
+void ToProto(const FinishEvent& finish, v1::Finish* out);
+void ToProto(const ApiContext& context, const EngineSnapshot& snapshot, v1::StatusResponse* out);
+
+// "embed", "hyper", ... and "hit", "pull", "cpu": the names used in metrics, --timing and the protocol.
+const char* StageName(uint32_t stage);
+const char* LaneName(uint32_t lane);
+
+}  // namespace lode
