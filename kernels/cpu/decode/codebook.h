@@ -1,0 +1,40 @@
+// Decode traits of formats whose weight is a table entry times a scale; the contract is in decode/affine.h. With a table of 16
+// entries the look-up is one byte shuffle, and the entries are int8, so the products stay exact.
+#pragma once
+
+#include "kernels/cpu/decode/affine.h"
+
+namespace lode {
+namespace {
+namespace decode {
+
+alignas(16) constexpr int8_t kIq4NlTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                1,    13,   25,  38,  53,  69,  89,  113};
+
+// 32 weights: f16 d, 16 bytes of nibbles (low: weights 0..15). w = d * table[nibble].
+struct IQ4_NL {
+  static constexpr uint32_t kBlock = 32, kBytes = 18;
+  static constexpr bool kSigned = true, kGroupScales = false;
+  static constexpr int32_t kOffset = 0;
+  static constexpr MinKind kMins = kNoMins;
+  static constexpr size_t kHead = 0;
+  template <class S>
+  static typename S::Codes Decode(const uint8_t* p0, const uint8_t* p1) {
+    return S::Lookup(kIq4NlTable, S::LoadNibbles16(p0 + 2, p1 + 2));
+  }
+  template <class S>
+  static typename S::RowsF Scale(const typename S::RowsI& head) {
+    return S::HalfLow(head);
+  }
+  static void Dequant(const uint8_t* p, float* out) {
+    const float d = F16At(p);
+    for (int i = 0; i < 32; ++i) {
+      const int nibble = (p[2 + i % 16] >> (4 * (i / 16))) & 15;
+      out[i] = canonical::Mul(d, static_cast<float>(kIq4NlTable[nibble]));
+    }
+  }
+};
+
+}  // namespace decode
+}  // namespace
+}  // namespace lode

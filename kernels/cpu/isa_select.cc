@@ -1,0 +1,105 @@
+// Which kernel table this machine runs: CPUID for the instructions, XGETBV for the registers the operating system saves.
+// Called once at start by every process that computes (`--isa` overrides), on its main thread; the answer never changes.
+#include <cpuid.h>
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/canonical.h"
+#include "kernels/kernel_table.h"
+
+namespace lode {
+
+const KernelTable* KernelTableScalar();
+const KernelTable* KernelTableAvx2();
+const KernelTable* KernelTableAvx512();
+
+namespace {
+
+// One requirement of a table: a CPUID bit and how to name it.
+struct Feature {
+  uint32_t leaf, word, bit;  // word: 1 = ebx, 2 = ecx
+  const char* missing;
+};
+constexpr Feature kAvx2Features[] = {
+    {1, 2, 12, "the CPU has no FMA"},
+    {1, 2, 29, "the CPU has no F16C"},
+    {7, 1, 5, "the CPU has no AVX2"},
+};
+constexpr Feature kAvx512Features[] = {
+    {7, 1, 16, "the CPU has no AVX-512 F"},   {7, 1, 17, "the CPU has no AVX-512 DQ"},
+    {7, 1, 30, "the CPU has no AVX-512 BW"},  {7, 1, 31, "the CPU has no AVX-512 VL"},
+    {7, 2, 11, "the CPU has no AVX-512 VNNI"},
+};
+constexpr uint32_t kOsxsaveBit = 27;          // leaf 1, ecx: XGETBV exists and the system uses XSAVE
+constexpr uint64_t kAvxState = 0x06;          // XCR0: SSE and AVX registers
+constexpr uint64_t kAvx512State = 0xe6;       // and opmask, upper halves, registers 16..31
+
+bool HasBit(const Feature& f) {
+  uint32_t r[4] = {};
+  if (!__get_cpuid_count(f.leaf, 0, &r[0], &r[1], &r[2], &r[3])) return false;
+  return (r[f.word] >> f.bit) & 1;
+}
+
+__attribute__((target("xsave"))) uint64_t SavedState() {
+  return HasBit({1, 2, kOsxsaveBit, ""}) ? _xgetbv(0) : 0;
+}
+
+// nullptr when all is there.
+template <size_t kCount>
+const char* Missing(const Feature (&features)[kCount]) {
+  for (const Feature& f : features) {
+    if (!HasBit(f)) return f.missing;
+  }
+  return nullptr;
+}
+const char* MissingForAvx2() {
+  if ((SavedState() & kAvxState) != kAvxState) return "the operating system does not save AVX registers";
+  return Missing(kAvx2Features);
+}
+const char* MissingForAvx512() {
+  if (const char* missing = MissingForAvx2()) return missing;
+  if ((SavedState() & kAvx512State) != kAvx512State)
+    return "the operating system does not save AVX-512 registers";
+  return Missing(kAvx512Features);
+}
+
+IsaChoice Choice(const KernelTable* table, const char* missing) {
+  if (table->arithmetic_version != kArithmeticVersion)
+    missing = "the table was built for another arithmetic version; rebuild it";
+  return {table, missing == nullptr, missing == nullptr ? "" : missing};
+}
+
+}  // namespace
+
+size_t IsaChoices(const IsaChoice** out) {
+  static const IsaChoice choices[] = {
+      Choice(KernelTableScalar(), nullptr),
+      Choice(KernelTableAvx2(), MissingForAvx2()),
+      Choice(KernelTableAvx512(), MissingForAvx512()),
+  };
+  *out = choices;
+  return sizeof(choices) / sizeof(choices[0]);
+}
+
+const KernelTable* FindKernelTable(const char* name, const char** why_not) {
+  const IsaChoice* choices;
+  const size_t n = IsaChoices(&choices);
+  const bool best = name == nullptr || *name == 0 || std::strcmp(name, "auto") == 0;
+  const char* reason = "no instruction set of this name is compiled in (scalar, avx2, avx512)";
+  for (size_t i = n; i-- > 0;) {
+    if (!best && std::strcmp(name, choices[i].table->name) != 0) continue;
+    if (choices[i].supported) return choices[i].table;
+    reason = choices[i].why_not;
+  }
+  if (why_not != nullptr) *why_not = reason;
+  return nullptr;
+}
+
+bool FloatEnvironmentIsCanonical() {
+  constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040, kRoundingMode = 0x6000;
+  return (_mm_getcsr() & (kFlushToZero | kDenormalsAreZero | kRoundingMode)) == 0;
+}
+
+}  // namespace lode
