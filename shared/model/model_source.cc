@@ -2,11 +2,12 @@
 #include "shared/model/model_source.h"
 
 #include "shared/model/gguf_source.h"
+#include "shared/model/synth_source.h"
 
 namespace lode {
 
 StatusOr<std::unique_ptr<ModelSource>> ModelSource::Open(const std::string& model) {
-  return OpenGgufSource(model);
+  return model.starts_with(kSynthPrefix) ? OpenSynthSource(model) : OpenGgufSource(model);
 }
 
 }  // namespace lode
