@@ -1,0 +1,226 @@
+// The pick of a row. Cuts (top-k, top-p) are found by one radix descent over 64-bit keys that hold (logit, id) in falling order:
+// it needs sums only, never a sorted vocabulary, and gives the same set on every device.
+#define XXH_INLINE_ALL
+#include "gpu_worker/sampler.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/canonical.h"
+#include "shared/base/check.h"
+
+namespace lode {
+namespace {
+
+using canonical::Add;
+using canonical::BitsOf;
+using canonical::Div;
+using canonical::Exp;
+using canonical::FromBits;
+using canonical::Mul;
+using canonical::Sub;
+
+const float kNegInf = FromBits(0xff800000u);
+
+float Clean(float logit) { return logit != logit ? kNegInf : logit; }
+
+// Larger key = larger logit, then lower id. -0 and +0 compare equal as floats, so they share a key.
+uint64_t KeyOf(float logit, uint32_t id) {
+  const uint32_t bits = BitsOf(Add(logit, 0.0f));  // -0 + 0 = +0
+  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return (static_cast<uint64_t>(ordered) << 32) | (0xffffffffu - id);
+}
+uint32_t IdOf(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }
+float LogitOf(uint64_t key) {
+  const uint32_t ordered = static_cast<uint32_t>(key >> 32);
+  return FromBits(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+
+// Probability relative to the best one (whose x is 0), 32 fraction bits, rounded; <= 2^32, so sums over 2^20 tokens stay
+// below 2^52.
+constexpr float kWeightOne = 4294967296.0f;
+uint64_t WeightOf(float x) { return static_cast<uint64_t>(Add(Mul(Exp(x), kWeightOne), 0.5f)); }
+
+// The key at which the weights, summed from the largest key downwards, first reach `target` (>= 1, <= their sum).
+// Eight bits of the key per step: histogram, walk down, go on inside the bucket where the sum crosses.
+template <class Candidate, class Weight>
+uint64_t CutKey(std::span<const Candidate> candidates, uint64_t target, Weight weight) {
+  uint64_t prefix = 0, mask = 0;
+  for (int shift = 56; shift >= 0; shift -= 8) {
+    uint64_t sums[256] = {};
+    for (const Candidate& c : candidates) {
+      if ((c.key & mask) == prefix) sums[(c.key >> shift) & 0xff] += weight(c);
+    }
+    int bucket = 255;
+    while (bucket > 0 && sums[bucket] < target) target -= sums[bucket--];
+    prefix |= static_cast<uint64_t>(bucket) << shift;
+    mask |= uint64_t{0xff} << shift;
+  }
+  return prefix;
+}
+
+void ApplyPenalties(const PickInput& in, std::vector<uint32_t>* counts, std::vector<float>* logits) {
+  const SamplingPlan& s = *in.sampling;
+  const bool on = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+  if (!on) return;
+  for (const TokenCount& c : in.counts) (*counts)[c.token] += c.count;
+  for (const int32_t token : in.draft_tokens) (*counts)[token] += 1;
+  // Each token once, whatever list names it: its counter is taken and put back to zero.
+  const auto punish = [&](int32_t token) {
+    const uint32_t n = std::exchange((*counts)[token], 0u);
+    if (n == 0) return;
+    float l = (*logits)[token];
+    l = l > 0 ? Div(l, s.repetition_penalty) : Mul(l, s.repetition_penalty);
+    l = Sub(l, s.presence_penalty);
+    (*logits)[token] = Sub(l, Mul(s.frequency_penalty, static_cast<float>(n)));
+  };
+  for (const TokenCount& c : in.counts) punish(c.token);
+  for (const int32_t token : in.draft_tokens) punish(token);
+}
+
+bool Allowed(const uint32_t* mask, uint32_t id) { return mask == nullptr || (mask[id / 32] >> (id % 32)) & 1; }
+
+// When no finite logit is left: the lowest id that the mask allows, else 0.
+int32_t LowestAllowed(const PickInput& in) {
+  for (uint32_t id = 0; id < in.logits.size(); ++id) {
+    if (Allowed(in.mask, id)) return static_cast<int32_t>(id);
+  }
+  return 0;
+}
+
+// Highest value, lowest id; -1 when nothing is above -inf.
+int32_t Best(std::span<const float> logits) {
+  int32_t best = -1;
+  float max = kNegInf;
+  for (uint32_t id = 0; id < logits.size(); ++id) {
+    if (logits[id] > max) {
+      max = logits[id];
+      best = static_cast<int32_t>(id);
+    }
+  }
+  return best;
+}
+
+// A Gumbel variate lies in (-2.82, 16.64): its uniform has 24 bits. A token this far below the best one (x = 0) can never win,
+// so leaving it out changes nothing but the time.
+constexpr float kGumbelReach = 20.0f;
+
+template <class Candidate>
+int32_t GumbelDraw(std::span<const Candidate> candidates, const PickInput& in) {
+  float best_value = kNegInf;
+  uint32_t best = IdOf(candidates[0].key);
+  for (const Candidate& c : candidates) {
+    const float x = LogitOf(c.key);
+    if (x < -kGumbelReach) continue;
+    const uint32_t id = IdOf(c.key);
+    const float value = Add(x, canonical::Gumbel(in.sampling->seed, in.position, id, in.sampling->stream));
+    if (value > best_value || (value == best_value && id < best)) {
+      best_value = value;
+      best = id;
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+template <class Candidate>
+size_t KeepFrom(std::span<Candidate> candidates, uint64_t cut) {
+  const auto end = std::remove_if(candidates.begin(), candidates.end(), [&](const Candidate& c) { return c.key < cut; });
+  return static_cast<size_t>(end - candidates.begin());
+}
+
+// Target of top-p: ceil(top_p * total) in whole fixed-point units, at least 1. top_p has 24 significant bits.
+uint64_t TopPTarget(float top_p, uint64_t total) {
+  const uint64_t fraction = static_cast<uint64_t>(Mul(top_p, kWeightOne));
+  const unsigned __int128 product = static_cast<unsigned __int128>(fraction) * total;
+  const uint64_t target = static_cast<uint64_t>((product + 0xffffffffu) >> 32);
+  return std::clamp<uint64_t>(target, 1, total);
+}
+
+}  // namespace
+
+SamplerScratch::SamplerScratch(uint32_t vocab) : logits_(vocab), counts_(vocab, 0), candidates_(vocab) {}
+
+int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
+  using Candidate = SamplerScratch::Candidate;
+  const uint32_t vocab = static_cast<uint32_t>(in.logits.size());
+  LODE_CHECK(vocab > 0 && vocab <= scratch->logits_.size(), "{} logits in a scratch of {}", vocab, scratch->logits_.size());
+  const SamplingPlan& s = *in.sampling;
+  std::vector<float>& logits = scratch->logits_;
+
+  // 1. bias, mask, penalties
+  for (uint32_t id = 0; id < vocab; ++id) logits[id] = Clean(in.logits[id]);
+  for (const TokenBias& b : in.bias) logits[b.token] = Clean(Add(logits[b.token], b.bias));
+  if (in.mask != nullptr) {
+    for (uint32_t id = 0; id < vocab; ++id) logits[id] = Allowed(in.mask, id) ? logits[id] : kNegInf;
+  }
+  ApplyPenalties(in, &scratch->counts_, &logits);
+
+  // 2. greedy
+  const std::span<const float> processed(logits.data(), vocab);
+  const int32_t best = Best(processed);
+  if (best < 0) return LowestAllowed(in);
+  if (s.temperature == 0.0f) return best;
+
+  // 3. temperature, relative to the best logit: no temperature can overflow, and the best candidate is exactly 0
+  const float max = logits[best];
+  size_t n = 0;
+  for (uint32_t id = 0; id < vocab; ++id) {
+    const float x = logits[id] == max ? 0.0f : Div(Sub(logits[id], max), s.temperature);
+    if (x > kNegInf) scratch->candidates_[n++].key = KeyOf(x, id);
+  }
+  const auto alive = [&] { return std::span<Candidate>(scratch->candidates_.data(), n); };
+
+  // 4. top-k, top-p, min-p
+  if (s.top_k > 0 && s.top_k < n) {
+    n = KeepFrom(alive(), CutKey<Candidate>(alive(), s.top_k, [](const Candidate&) { return uint64_t{1}; }));
+  }
+  uint64_t total = 0;
+  for (Candidate& c : alive()) total += c.weight = WeightOf(LogitOf(c.key));
+  if (s.top_p < 1.0f) {
+    n = KeepFrom(alive(), CutKey<Candidate>(alive(), TopPTarget(s.top_p, total), [](const Candidate& c) { return c.weight; }));
+  }
+  if (s.min_p > 0.0f) {
+    const uint64_t floor = static_cast<uint64_t>(Mul(s.min_p, kWeightOne));
+    const auto end = std::remove_if(alive().begin(), alive().end(), [&](const Candidate& c) { return c.weight < floor; });
+    n = static_cast<size_t>(end - alive().begin());
+  }
+
+  // 5. the draw
+  return GumbelDraw<Candidate>(alive(), in);
+}
+
+int32_t ArgmaxLogit(std::span<const float> logits) { return std::max(Best(logits), 0); }
+
+float LogNormalizer::LogProb(float logit) const { return Sub(Sub(Clean(logit), max), log_sum); }
+
+LogNormalizer Normalize(std::span<const float> logits) {
+  LogNormalizer norm{kNegInf, 0};
+  for (const float l : logits) norm.max = canonical::Max(norm.max, l);
+  float partials[canonical::kPartials] = {};
+  for (size_t i = 0; i < logits.size(); ++i) {
+    float& p = partials[i % canonical::kPartials];
+    p = Add(p, Exp(Sub(Clean(logits[i]), norm.max)));
+  }
+  norm.log_sum = canonical::Log(canonical::JoinPartials(partials));
+  return norm;
+}
+
+void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratch, TopLogprob* top) {
+  using Candidate = SamplerScratch::Candidate;
+  n = std::min<uint32_t>(n, static_cast<uint32_t>(logits.size()));
+  const LogNormalizer norm = Normalize(logits);
+  for (uint32_t id = 0; id < logits.size(); ++id) scratch->candidates_[id].key = KeyOf(Clean(logits[id]), id);
+  const auto end = scratch->candidates_.begin() + static_cast<ptrdiff_t>(logits.size());
+  std::partial_sort(scratch->candidates_.begin(), scratch->candidates_.begin() + n, end,
+                    [](const Candidate& a, const Candidate& b) { return a.key > b.key; });
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t id = IdOf(scratch->candidates_[i].key);
+    top[i] = {static_cast<int32_t>(id), norm.LogProb(logits[id])};
+  }
+}
+
+uint64_t HashLogits(std::span<const float> logits) { return XXH3_64bits(logits.data(), logits.size_bytes()); }
+
+}  // namespace lode
