@@ -16,6 +16,7 @@
 namespace lode {
 
 inline constexpr uint64_t kArenaMagic = 0x4c4f444541524e01ull;  // "LODEARN" 1
+inline constexpr uint64_t kArenaAlign = 64;  // bytes: a cache line; every matrix of an expert starts on one
 
 struct ArenaHeader {
   uint64_t magic;
