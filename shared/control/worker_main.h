@@ -66,8 +66,8 @@ class WorkerProcess {
 
   StatusOr<LoadPlan> WaitLoadPlan();
   // Receives until every wanted (label, index) is there; order of arrival does not matter. A label
-  // nobody wants, a repeated index or a foreign generation is an error. Result: sorted by the order
-  // of `wants`, then by index.
+  // nobody wants, a repeated index or a message generation other than this worker's own is an
+  // error. Result: sorted by the order of `wants`, then by index.
   StatusOr<std::vector<ReceivedSegment>> ReceiveSegments(const std::vector<SegmentWant>& wants);
   void Progress(const std::string& phase, uint64_t done_bytes, uint64_t total_bytes);
   void Ready(const ReadyReport& report);
