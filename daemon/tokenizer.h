@@ -27,9 +27,9 @@
 
 namespace lode {
 
-// Longest text of one Encode. A context of 2^20 tokens is far below: published vocabularies average
-// 4 bytes a token.
-inline constexpr size_t kEncodeBytesMax = 64u << 20;
+// Longest text of one Encode: four times the longest context (2^20 tokens) at the usual four bytes a
+// token. The slowest texts (one letter without end) take about 1.5 seconds per million bytes.
+inline constexpr size_t kEncodeBytesMax = 16u << 20;
 // Longest token of a vocabulary, as written in the file. Published ones stay below 1 KiB.
 inline constexpr size_t kTokenBytesMax = 4096;
 
