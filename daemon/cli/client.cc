@@ -1,0 +1,208 @@
+// See client.h. The private stack: loded beside this binary, its own 0700 folder, no TCP port, ended by SIGTERM and by our death.
+#include "daemon/cli/client.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "shared/base/fd.h"
+
+namespace lode::cli {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kProbe{1000};        // a daemon that does not answer Status by then is not there
+constexpr milliseconds kPoll{50};           // between two looks at a loading daemon
+constexpr seconds kStopGrace{10};           // after SIGTERM
+constexpr seconds kUnansweredLimit{20};     // a daemon that was there and stopped answering
+
+std::vector<std::string> UsualTargets() {
+  std::vector<std::string> targets;
+  if (const char* env = std::getenv("LODE_SOCKET")) targets.emplace_back(env);
+  if (const char* xdg = std::getenv("XDG_RUNTIME_DIR")) targets.push_back(std::string(xdg) + "/lode/lode.sock");
+  targets.push_back("/run/lode/lode.sock");
+  targets.push_back("/tmp/lode-" + std::to_string(getuid()) + "/lode.sock");
+  return targets;
+}
+
+std::string BinaryFolder() {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? std::string(".") : self.parent_path().string();
+}
+
+std::string LastLines(const std::string& path, size_t bytes) {
+  std::FILE* file = std::fopen(path.c_str(), "r");
+  if (file == nullptr) return "";
+  std::string text;
+  char buffer[4096];
+  size_t n;
+  while ((n = std::fread(buffer, 1, sizeof(buffer), file)) > 0) text.append(buffer, n);
+  std::fclose(file);
+  if (text.size() <= bytes) return text;
+  const size_t cut = text.find('\n', text.size() - bytes);
+  return cut == std::string::npos ? text.substr(text.size() - bytes) : text.substr(cut + 1);
+}
+
+}  // namespace
+
+Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return OkStatus();
+  return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
+}
+
+ProgressLine::ProgressLine(bool quiet) : quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
+ProgressLine::~ProgressLine() { Clear(); }
+
+void ProgressLine::Show(double fraction, const std::string& what) {
+  if (quiet_) return;
+  if (terminal_) {
+    constexpr int kWidth = 30;
+    const int filled = static_cast<int>(fraction * kWidth);
+    std::string bar(static_cast<size_t>(std::max(0, std::min(kWidth, filled))), '#');
+    bar.resize(kWidth, '.');
+    std::fprintf(stderr, "\r\033[K[%s] %3.0f%% %s", bar.c_str(), fraction * 100, what.c_str());
+    drawn_ = true;
+  } else if (const int tenth = static_cast<int>(fraction * 10); tenth != last_tenth_) {
+    last_tenth_ = tenth;
+    std::fprintf(stderr, "%3.0f%% %s\n", fraction * 100, what.c_str());
+  }
+}
+
+void ProgressLine::Clear() {
+  if (drawn_) std::fprintf(stderr, "\r\033[K");
+  drawn_ = false;
+}
+
+StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options) {
+  std::unique_ptr<Client> client(new Client);
+  if (!options.private_stack) {
+    if (!options.socket.empty()) {
+      const std::string target = options.socket.find(':') == std::string::npos ? "unix:" + options.socket : options.socket;
+      if (!client->TryTarget(target)) {
+        return Unavailable("no daemon answers on {}; is the path right, and may you open it (group lode)?", target);
+      }
+    } else {
+      for (const std::string& path : UsualTargets()) {
+        if (access(path.c_str(), F_OK) == 0 && client->TryTarget("unix:" + path)) break;
+      }
+    }
+  }
+  if (!client->stub_) LODE_RETURN_IF_ERROR(client->StartPrivate(options));
+  LODE_RETURN_IF_ERROR(client->WaitReady(options.quiet));
+  return client;
+}
+
+bool Client::TryTarget(const std::string& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  // Calls of one process share connections by default; a private stack that was replaced must not be found again.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  auto stub = v1::LodeService::NewStub(grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext call;
+  call.set_deadline(std::chrono::system_clock::now() + kProbe);
+  v1::StatusResponse response;
+  if (!stub->Status(&call, {}, &response).ok()) return false;
+  stub_ = std::move(stub);
+  target_ = target;
+  return true;
+}
+
+Status Client::StartPrivate(const ConnectOptions& options) {
+  if (options.model.empty()) {
+    return NotFound("no daemon is running and no model is named; start the service, or give --model FILE to start a private one");
+  }
+  std::string dir = (std::filesystem::temp_directory_path() / "lode-private-XXXXXX").string();
+  if (mkdtemp(dir.data()) == nullptr) return ErrnoStatus("making a folder like " + dir, errno);
+  private_dir_ = dir;
+  const std::string log = dir + "/loded.log";
+  std::vector<std::string> args = {BinaryFolder() + "/loded", "--model", options.model, "--runtime_dir", dir, "--listen", "",
+                                   "--metrics_listen", ""};
+  args.insert(args.end(), options.daemon_flags.begin(), options.daemon_flags.end());
+  std::vector<char*> argv;
+  for (std::string& arg : args) argv.push_back(arg.data());
+  argv.push_back(nullptr);
+  Fd log_fd(open(log.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  if (!log_fd.valid()) return ErrnoStatus("opening " + log, errno);
+  const pid_t parent = getpid();
+  daemon_ = fork();
+  if (daemon_ < 0) return ErrnoStatus("fork", errno);
+  if (daemon_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(127);
+    dup2(log_fd.get(), STDERR_FILENO);
+    dup2(log_fd.get(), STDOUT_FILENO);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  const std::string target = "unix:" + dir + "/lode.sock";
+  for (;;) {
+    if (access((dir + "/lode.sock").c_str(), F_OK) == 0 && TryTarget(target)) return OkStatus();
+    int status = 0;
+    if (waitpid(daemon_, &status, WNOHANG) == daemon_) {
+      daemon_ = -1;
+      return Unavailable("the private daemon ended while starting; its last words:\n{}", LastLines(log, 2000));
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+Status Client::WaitReady(bool quiet) {
+  ProgressLine progress(quiet);
+  auto answered = std::chrono::steady_clock::now();
+  for (;;) {
+    grpc::ClientContext call;
+    call.set_deadline(std::chrono::system_clock::now() + kProbe);
+    v1::StatusResponse response;
+    const grpc::Status status = stub_->Status(&call, {}, &response);
+    const auto now = std::chrono::steady_clock::now();
+    if (status.ok()) {
+      answered = now;
+      if (response.state() == "ready" || response.state() == "degraded") return OkStatus();
+      if (response.state() == "failed") return FailedPrecondition("the daemon cannot serve: {}", response.detail());
+      if (response.state() == "draining") return Unavailable("the daemon is stopping; try again in a few seconds");
+      progress.Show(response.load_progress(), response.detail());
+    }
+    int exit_status = 0;
+    if (daemon_ > 0 && waitpid(daemon_, &exit_status, WNOHANG) == daemon_) {
+      daemon_ = -1;
+      progress.Clear();
+      return Unavailable("the private daemon ended while loading; its last words:\n{}", LastLines(private_dir_ + "/loded.log", 2000));
+    }
+    if (now - answered > kUnansweredLimit) return Unavailable("the daemon on {} stopped answering: {}", target_, status.error_message());
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+Client::~Client() {
+  stub_.reset();
+  if (daemon_ > 0) {
+    kill(daemon_, SIGTERM);
+    const auto deadline = std::chrono::steady_clock::now() + kStopGrace;
+    while (waitpid(daemon_, nullptr, WNOHANG) == 0) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        kill(daemon_, SIGKILL);
+        waitpid(daemon_, nullptr, 0);
+        break;
+      }
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+  }
+  std::error_code ignored;
+  if (!private_dir_.empty()) std::filesystem::remove_all(private_dir_, ignored);
+}
+
+}  // namespace lode::cli

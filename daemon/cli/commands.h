@@ -1,0 +1,45 @@
+// The commands of `lode`. Each gets its parsed options and returns an error of one sentence, which main prints; the exit code is 0
+// or 1. Text of answers goes to stdout, everything else to stderr.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "daemon/cli/client.h"
+#include "shared/base/status.h"
+
+namespace lode::cli {
+
+struct SamplingOptions {
+  double temperature = -1, top_p = -1, min_p = -1;  // -1: the model's own defaults
+  int64_t top_k = -1, seed = -1;
+  int64_t max_tokens = -1;
+  std::vector<std::string> stop;
+};
+
+struct RunOptions {
+  ConnectOptions connect;
+  SamplingOptions sampling;
+  std::string prompt;         // "-": standard input
+  std::string system;         // system message
+  bool raw = false;           // continue the prompt itself, without the chat template
+  bool think = false, no_think = false;
+  bool timing = false, summary = false, hash = false;
+};
+Status Run(const RunOptions& options);
+Status Chat(const RunOptions& options);
+
+Status ShowStatus(const ConnectOptions& connect, bool json);
+Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw);
+Status Inspect(const std::string& model, bool tensors);
+
+struct EvalOptions {
+  ConnectOptions connect;
+  std::string file;
+  uint32_t chunk = 512;       // tokens per request, each from a fresh state
+  uint32_t limit = 0;         // tokens in all; 0 = the whole file
+  std::string save, compare;  // JSON of a run
+};
+Status Eval(const EvalOptions& options);
+
+}  // namespace lode::cli

@@ -1,0 +1,61 @@
+// `lode status` and `lode tokenize`: small questions to a running daemon.
+#include <google/protobuf/util/json_util.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+#include "daemon/cli/commands.h"
+
+namespace lode::cli {
+namespace {
+
+constexpr std::chrono::seconds kAnswer{10};
+
+}  // namespace
+
+Status ShowStatus(const ConnectOptions& connect, bool json) {
+  LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
+  grpc::ClientContext call;
+  call.set_deadline(std::chrono::system_clock::now() + kAnswer);
+  v1::StatusResponse s;
+  LODE_RETURN_IF_ERROR(FromGrpc(client->stub().Status(&call, {}, &s)));
+  if (json) {
+    google::protobuf::util::JsonPrintOptions options;
+    options.add_whitespace = true;
+    options.always_print_primitive_fields = true;
+    options.preserve_proto_field_names = true;
+    std::string text;
+    if (!google::protobuf::util::MessageToJsonString(s, &text, options).ok()) return Internal("the status cannot be printed as JSON");
+    std::printf("%s", text.c_str());
+    return OkStatus();
+  }
+  std::printf("%s  %s (lode %s, up %.0f s) on %s\n", s.state().c_str(), s.detail().c_str(), s.version().c_str(),
+              s.uptime_seconds(), client->target().c_str());
+  std::printf("model      %s\n", s.model().c_str());
+  std::printf("sequences  %u running, %u queued, %u slots\n", s.running(), s.queued(), s.slots());
+  std::printf("kv blocks  %u of %u free (256 tokens each)\n", s.kv_blocks_free(), s.kv_blocks());
+  std::printf("experts    hit_rate %.3f, pcie_share %.3f (last 256 windows)\n", s.hit_rate(), s.pcie_share());
+  for (const v1::Worker& w : s.workers()) {
+    std::printf("%-10s %s, pid %d, %u restarts  %s\n", w.name().c_str(), w.state().c_str(), w.pid(), w.restarts(), w.detail().c_str());
+  }
+  for (const auto& [key, value] : s.facts()) std::printf("%-10s %s\n", key.c_str(), value.c_str());
+  return OkStatus();
+}
+
+Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw) {
+  LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
+  grpc::ClientContext call;
+  call.set_deadline(std::chrono::system_clock::now() + kAnswer);
+  v1::TokenizeRequest request;
+  request.set_text(text);
+  request.set_raw_text(raw);
+  v1::TokenizeResponse response;
+  LODE_RETURN_IF_ERROR(FromGrpc(client->stub().Tokenize(&call, request, &response)));
+  for (int i = 0; i < response.ids_size(); ++i) std::printf("%d\t%s\n", response.ids(i), response.pieces(i).c_str());
+  std::fprintf(stderr, "%d tokens\n", response.ids_size());
+  return OkStatus();
+}
+
+}  // namespace lode::cli
