@@ -1,0 +1,79 @@
+// What this machine can really give to compute threads: NUMA nodes, physical cores inside the
+// allowed mask, the cgroup's CPU quota. Read once at start by the daemon (how many CPU workers,
+// which cores each) and by `lode doctor`. ReadTopology touches the machine; ChooseThreads is a pure
+// function. Rules that other engines learnt the hard way: only CPUs of the mask count, two SMT
+// siblings are one core, efficiency cores are not used beside performance cores (they would gate
+// every phase), node numbers may be sparse, a machine without NUMA is one node, a memory-only node
+// is none.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shared/base/status.h"
+
+namespace lode {
+
+struct TopologyNode {
+  uint32_t os_index = 0;  // NUMA node number of the operating system; may be sparse
+  std::vector<uint32_t>
+      cpus;  // one CPU number (the first sibling) per usable physical core, ascending
+  uint64_t memory_bytes = 0;  // 0: unknown
+};
+
+struct Topology {
+  std::vector<TopologyNode> nodes;  // with at least one usable core each, by os_index; never empty
+  bool numa_available = false;      // memory policies work here
+  uint32_t allowed_cpus = 0;        // logical CPUs in the mask
+  uint32_t physical_cores = 0;      // in the mask, both kinds
+  uint32_t efficiency_cores = 0;    // of these, left out because the machine has faster ones
+  double quota_cores = 0;           // cgroup CPU quota in cores; 0: none
+
+  uint32_t usable_cores() const {
+    uint32_t n = 0;
+    for (const TopologyNode& node : nodes) n += static_cast<uint32_t>(node.cpus.size());
+    return n;
+  }
+};
+
+// Where to look. Defaults: this machine. Tests give a description instead; the environment does the
+// same for whole programs: LODE_TOPOLOGY=synthetic:DESCRIPTION or xml:PATH (hwloc's own formats),
+// LODE_CPU_QUOTA=CORES.
+struct TopologyOptions {
+  std::string synthetic;  // hwloc synthetic string, e.g. "node:2 core:4 pu:2"
+  std::string xml_path;
+  std::string xml;  // the text itself
+  std::optional<std::vector<uint32_t>>
+      allowed;  // CPU mask; default: the process's own (every CPU when described)
+  std::optional<double> quota_cores;
+  std::string proc_cgroup = "/proc/self/cgroup";
+  std::string cgroup_root = "/sys/fs/cgroup";
+
+  static TopologyOptions FromEnvironment();
+};
+StatusOr<Topology> ReadTopology(const TopologyOptions& options);
+
+// The smallest cpu.max of the process's cgroup and its ancestors, in cores; 0 when there is none
+// (or no cgroup v2).
+double ReadCpuQuota(const std::string& proc_cgroup, const std::string& cgroup_root);
+
+struct WorkerThreads {
+  std::vector<uint32_t>
+      nodes;  // os_index of the NUMA nodes that this worker's memory and threads live on
+  uint32_t threads = 1;
+  std::vector<uint32_t> cpus;  // one per thread to pin to; empty: do not pin
+};
+struct ThreadChoice {
+  std::vector<WorkerThreads> workers;  // [n_workers]
+  // More threads in all than cores or quota: spinning would take the time of whoever is waited for,
+  // so spin budgets must be 0.
+  bool oversubscribed = false;
+};
+// n_workers >= 1 CPU workers, normally one per node; more share a node, fewer span several. wanted
+// = threads of each worker, 0 = chosen: every usable core, less one for the host threads when there
+// are more than 2, within the quota.
+ThreadChoice ChooseThreads(const Topology& topology, uint32_t n_workers, uint32_t wanted);
+
+}  // namespace lode
