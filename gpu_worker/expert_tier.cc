@@ -1,0 +1,289 @@
+// The tier's bookkeeping. One queue of copies, first in first out; the upload thread owns a slot's bytes from the moment the
+// copy may start until it is landed, the windows own them before and after.
+#include "gpu_worker/expert_tier.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "shared/base/check.h"
+#include "shared/base/fault.h"
+#include "shared/shm/wait_word.h"
+
+namespace lode {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+// A resize waits for the one copy that is running: a few megabytes from RAM to RAM. Longer than this is our bug.
+constexpr uint64_t kCopySecondsMax = 10;
+
+}  // namespace
+
+ExpertTier::ExpertTier(const ArenaSet& arenas)
+    : arenas_(arenas), layers_(arenas.layers()), experts_(arenas.experts()), slots_(layers_, 0) {
+  const size_t pairs = static_cast<size_t>(layers_) * experts_;
+  residency_.assign(pairs, kNotResident);
+  states_.assign(pairs, TierState::kAbsent);
+  counts_.assign(pairs, 0.0f);
+  lookups_.assign(pairs, 0.0);
+}
+
+ExpertTier::~ExpertTier() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  for (uint32_t layer = 0; layer < slabs_.size(); ++layer) munmap(slabs_[layer], arenas_.slot_bytes(layer) * experts_);
+}
+
+StatusOr<std::unique_ptr<ExpertTier>> ExpertTier::Create(const ArenaSet& arenas, uint64_t budget_bytes,
+                                                         std::span<const RankedExpert> ranking, const ProgressFn& progress) {
+  std::unique_ptr<ExpertTier> tier(new ExpertTier(arenas));
+  LODE_RETURN_IF_ERROR(tier->Reserve());
+  tier->order_ = PlacementOrder(ranking, tier->layers_, tier->experts_);
+  tier->budget_bytes_ = budget_bytes;
+  const Placement placement = PlaceExperts(tier->order_, arenas.all_slot_bytes(), budget_bytes);
+  uint64_t done = 0;
+  for (uint32_t layer = 0; layer < tier->layers_; ++layer) {
+    const std::vector<uint16_t>& ids = placement.resident[layer];
+    tier->slots_[layer] = static_cast<uint16_t>(ids.size());
+    for (uint16_t slot = 0; slot < ids.size(); ++slot) {
+      arenas.CopyExpert(layer, ids[slot], tier->MutableSlot(layer, slot));
+      tier->SetResident(static_cast<uint16_t>(layer), ids[slot], slot);
+      done += arenas.slot_bytes(layer);
+    }
+    if (progress) progress(done, placement.bytes);
+  }
+  tier->thread_ = std::thread([t = tier.get()] { t->UploadThread(); });
+  return tier;
+}
+
+// Address space for every expert of every layer: slots never move, a larger budget needs no new mapping, and only slots in use
+// have pages (a shrink gives them back).
+Status ExpertTier::Reserve() {
+  for (uint32_t layer = 0; layer < layers_; ++layer) {
+    const uint64_t bytes = arenas_.slot_bytes(layer) * experts_;
+    void* slab = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (slab == MAP_FAILED) {
+      return ErrnoStatus(fmt::format("expert tier: reserving {} bytes of address space for layer {}", bytes, layer), errno);
+    }
+    slabs_.push_back(static_cast<uint8_t*>(slab));
+  }
+  return OkStatus();
+}
+
+void ExpertTier::SetResident(uint16_t layer, uint16_t expert, uint16_t slot) {
+  residency_[Index(layer, expert)] = slot;
+  states_[Index(layer, expert)] = TierState::kResident;
+  ++resident_experts_;
+  resident_bytes_ += arenas_.slot_bytes(layer);
+}
+
+void ExpertTier::Evict(uint16_t layer, uint16_t expert) {
+  residency_[Index(layer, expert)] = kNotResident;
+  states_[Index(layer, expert)] = TierState::kAbsent;
+  --resident_experts_;
+  resident_bytes_ -= arenas_.slot_bytes(layer);
+}
+
+void ExpertTier::Count(uint32_t layer, const RoutedRow* rows, uint32_t n_rows, uint32_t experts_used) {
+  for (uint32_t r = 0; r < n_rows; ++r) {
+    for (uint32_t o = 0; o < experts_used; ++o) {
+      counts_[Index(layer, rows[r].ids[o])] += 1.0f;
+      lookups_[Index(layer, rows[r].ids[o])] += 1.0;
+    }
+  }
+}
+
+void ExpertTier::Queue(const Upload& upload) {
+  states_[Index(upload.layer, upload.expert)] = TierState::kUploading;
+  ++outstanding_;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(upload);
+  }
+  changed_.notify_all();
+}
+
+uint64_t ExpertTier::Land() {
+  std::vector<Upload> landed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    landed.swap(landed_);
+  }
+  uint64_t bytes = 0;
+  for (const Upload& u : landed) {
+    SetResident(u.layer, u.expert, u.slot);
+    bytes += arenas_.slot_bytes(u.layer);
+    --outstanding_;
+  }
+  return bytes;
+}
+
+TierStep ExpertTier::Border(TierPolicy policy, uint64_t budget_bytes) {
+  TierStep step;
+  step.upload_bytes = Land();
+  if (budget_bytes != budget_bytes_ && Resize(budget_bytes)) budget_bytes_ = budget_bytes;
+  if (windows_in_round_ >= params_.round_windows) {
+    step.swaps = RunRound(policy);
+    windows_in_round_ = 0;
+  }
+  ++windows_begun_;
+  ++windows_in_round_;
+  LODE_FAULT("gpu_tier_border");
+  return step;
+}
+
+void ExpertTier::WindowDone() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++windows_done_;
+    LODE_CHECK(windows_done_ <= windows_begun_, "{} windows done of {} begun", windows_done_, windows_begun_);
+  }
+  changed_.notify_all();
+}
+
+// `static` learns nothing, but its counters decay all the same: a later switch of the policy finds them in range.
+uint64_t ExpertTier::RunRound(TierPolicy policy) {
+  uint64_t swaps = 0;
+  if (policy == TierPolicy::kDecayedLfu && outstanding_ < params_.swaps_max) {
+    LfuParams params = params_;
+    params.swaps_max -= outstanding_;  // slow copies slow the policy down; slots never pile up empty
+    for (const Swap& s : PlanSwaps(counts_, states_, layers_, experts_, params)) {
+      const uint16_t slot = residency_[Index(s.layer, s.victim)];
+      Evict(s.layer, s.victim);
+      Queue({s.layer, s.newcomer, slot, windows_begun_});
+      ++swaps;
+    }
+  }
+  DecayCounts(counts_, params_);
+  return swaps;
+}
+
+// Drops copies that have not started and waits for the one that has.
+void ExpertTier::CancelUploads() {
+  std::deque<Upload> dropped;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    dropped.swap(queue_);
+    const bool idle = changed_.wait_for(lock, std::chrono::seconds(kCopySecondsMax), [&] { return !busy_; });
+    LODE_CHECK(idle, "expert tier: one copy took longer than {} s", kCopySecondsMax);
+  }
+  for (const Upload& u : dropped) {
+    states_[Index(u.layer, u.expert)] = TierState::kAbsent;
+    --outstanding_;
+  }
+  Land();
+}
+
+// A changed budget: residents stay, hottest first, as far as they fit; what becomes free is filled with the hottest others.
+// Only when no window is running, since slots' contents move; otherwise the next border tries again.
+bool ExpertTier::Resize(uint64_t budget_bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (windows_done_ != windows_begun_) return false;
+  }
+  CancelUploads();
+  std::vector<uint8_t> resident(states_.size());
+  for (size_t i = 0; i < states_.size(); ++i) resident[i] = states_[i] == TierState::kResident;
+  const std::vector<ExpertRef> order = ResizeOrder(order_, counts_, resident, experts_);
+  const Placement placement = PlaceExperts(order, arenas_.all_slot_bytes(), budget_bytes);
+  for (uint32_t layer = 0; layer < layers_; ++layer) ResizeLayer(static_cast<uint16_t>(layer), placement.resident[layer]);
+  return true;
+}
+
+void ExpertTier::ResizeLayer(uint16_t layer, const std::vector<uint16_t>& wanted) {
+  const uint16_t slots = static_cast<uint16_t>(wanted.size());
+  std::vector<uint8_t> keep(experts_, 0), taken(experts_, 0);
+  for (const uint16_t expert : wanted) keep[expert] = 1;
+  for (uint32_t e = 0; e < experts_; ++e) {
+    const uint16_t slot = residency_[Index(layer, e)];
+    if (slot == kNotResident) continue;
+    if (!keep[e]) {
+      Evict(layer, static_cast<uint16_t>(e));
+    } else if (slot < slots) {
+      taken[slot] = 1;
+    }
+  }
+  uint16_t free = 0;
+  const auto next_free = [&] {
+    while (taken[free]) ++free;
+    taken[free] = 1;
+    return free;
+  };
+  // Residents first, newcomers after: both need slots below the new count.
+  for (const uint16_t expert : wanted) {
+    uint16_t& slot = residency_[Index(layer, expert)];
+    if (slot == kNotResident || slot < slots) continue;
+    const uint16_t to = next_free();
+    std::memcpy(MutableSlot(layer, to), MutableSlot(layer, slot), arenas_.slot_bytes(layer));
+    slot = to;
+  }
+  for (const uint16_t expert : wanted) {
+    if (residency_[Index(layer, expert)] == kNotResident) Queue({layer, expert, next_free(), windows_begun_});
+  }
+  // Pages wholly above the last slot go back to the system.
+  const uint64_t used = arenas_.slot_bytes(layer) * slots, before = arenas_.slot_bytes(layer) * slots_[layer];
+  const uint64_t from = (used + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (before > from) madvise(slabs_[layer] + from, before - from, MADV_DONTNEED);
+  slots_[layer] = slots;
+}
+
+uint64_t ExpertTier::slot_bytes_total() const {
+  uint64_t bytes = 0;
+  for (uint32_t layer = 0; layer < layers_; ++layer) bytes += arenas_.slot_bytes(layer) * slots_[layer];
+  return bytes;
+}
+
+void ExpertTier::UploadThread() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || (!hold_ && !queue_.empty() && windows_done_ >= queue_.front().after); });
+    if (stop_) return;
+    const Upload upload = queue_.front();
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    arenas_.CopyExpert(upload.layer, upload.expert, MutableSlot(upload.layer, upload.slot));
+    LODE_FAULT("gpu_tier_uploaded");
+    lock.lock();
+    landed_.push_back(upload);
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+bool ExpertTier::WaitUploads(uint64_t deadline_ns) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto quiet = [&] { return !busy_ && (queue_.empty() || hold_ || windows_done_ < queue_.front().after); };
+  for (uint64_t now = NowNs(); !quiet() && now < deadline_ns; now = NowNs()) {
+    changed_.wait_for(lock, std::chrono::nanoseconds(deadline_ns - now));
+  }
+  return quiet();
+}
+
+void ExpertTier::HoldUploads(bool hold) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    hold_ = hold;
+  }
+  changed_.notify_all();
+}
+
+Status ExpertTier::WriteProfile(const std::string& path) const {
+  const std::string temporary = path + ".new";
+  std::ofstream out(temporary, std::ios::trunc);
+  out << RankingText(lookups_, layers_, experts_);
+  out.close();
+  if (!out || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus(fmt::format("writing the expert profile {}", path), errno);
+  }
+  return OkStatus();
+}
+
+}  // namespace lode
