@@ -1,4 +1,5 @@
-// The one list of metrics: base units, `_total` on counters. The endpoint, docs/metrics.md and the tests derive from its rows.
+// The one list of metrics: base units, `_total` on counters. The endpoint, docs/metrics.md and the tests derive from its rows;
+// daemon/api/prometheus.cc fills each, and fails to compile when one has no source.
 #pragma once
 
 namespace lode {
@@ -6,15 +7,17 @@ namespace lode {
 // X(identifier, name, kind, labels, help)    kind: Counter, Gauge, Histogram; labels: comma-separated names, "" = none
 #define LODE_METRICS(X)                                                                                                      \
   X(HitRate, "lode_hit_rate", Gauge, "device",                                                                               \
-    "Distinct routed (layer, expert) pairs found in VRAM / all, over the last 256 windows")                                  \
+    "Distinct routed (layer, expert) pairs of a window found in VRAM / all, over the last 256 windows")                      \
   X(PcieShare, "lode_pcie_share", Gauge, "device",                                                                           \
     "Misses pulled over PCIe / all misses, over the last 256 windows")                                                       \
-  X(Lookups, "lode_expert_lookups_total", Counter, "device,lane", "Distinct routed (layer, expert) pairs of windows by lane") \
-  X(LaneBytes, "lode_lane_bytes_total", Counter, "device,lane", "Bytes of expert weights read by lane")                      \
-  X(LaneSeconds, "lode_lane_seconds_total", Counter, "device,lane", "Busy time of each lane")                                \
-  X(WindowSeconds, "lode_window_seconds", Histogram, "device", "Time from taking a window plan to publishing its result")    \
-  X(WindowRows, "lode_window_rows_total", Counter, "device,kind", "Rows of windows by kind")                                 \
-  X(WindowsAborted, "lode_windows_aborted_total", Counter, "device", "Windows that were aborted and relaunched")             \
+  X(Lookups, "lode_expert_lookups_total", Counter, "device,lane", "Distinct routed (layer, expert) pairs of windows, by lane") \
+  X(LaneBytes, "lode_lane_bytes_total", Counter, "device,lane", "Bytes of expert weights read, by lane")                     \
+  X(LaneSeconds, "lode_lane_seconds_total", Counter, "device,lane", "Busy time, by lane")                                    \
+  X(StageSeconds, "lode_stage_seconds_total", Counter, "device,stage", "Time of timed windows, by stage")                    \
+  X(WindowSeconds, "lode_window_seconds", Histogram, "device", "Time from publishing a window plan to taking its result")    \
+  X(Windows, "lode_windows_total", Counter, "device,status",                                                                 \
+    "Windows by how they ended: ok, aborted (relaunched), not_finite, bad_plan, lost (worker gone)")                         \
+  X(WindowRows, "lode_window_rows_total", Counter, "device", "Rows of finished windows")                                     \
   X(TierSwaps, "lode_tier_swaps_total", Counter, "device", "Experts exchanged in the VRAM tier")                             \
   X(TierUploadBytes, "lode_tier_upload_bytes_total", Counter, "device", "Bytes uploaded into the VRAM tier")                 \
   X(ResidentExperts, "lode_resident_experts", Gauge, "device", "Experts in the VRAM tier")                                   \
@@ -23,7 +26,10 @@ namespace lode {
   X(RequestsRefused, "lode_requests_refused_total", Counter, "", "Requests refused before they were queued")                 \
   X(PromptTokens, "lode_prompt_tokens_total", Counter, "", "Prompt tokens processed")                                        \
   X(GeneratedTokens, "lode_generated_tokens_total", Counter, "", "Tokens generated")                                         \
+  X(DraftedTokens, "lode_drafted_tokens_total", Counter, "", "Draft tokens offered to verify windows")                       \
+  X(AcceptedDrafts, "lode_accepted_draft_tokens_total", Counter, "", "Draft tokens that held")                               \
   X(TimeToFirstToken, "lode_time_to_first_token_seconds", Histogram, "", "Arrival of a request to its first token")          \
+  X(TokenSeconds, "lode_token_seconds", Histogram, "", "Time between two tokens of one answer")                              \
   X(QueueSeconds, "lode_queue_seconds", Histogram, "", "Arrival of a request to its admission")                              \
   X(Queued, "lode_queued_requests", Gauge, "", "Requests that wait for a sequence slot")                                     \
   X(Running, "lode_running_sequences", Gauge, "", "Sequences with a slot")                                                   \
@@ -31,7 +37,9 @@ namespace lode {
   X(KvBlocksFree, "lode_kv_blocks_free", Gauge, "", "Free KV blocks")                                                        \
   X(WorkerRestarts, "lode_worker_restarts_total", Counter, "worker", "Restarts of each worker process")                      \
   X(WorkerUp, "lode_worker_up", Gauge, "worker", "1 while the worker is ready")                                              \
-  X(ProgressAge, "lode_seconds_since_progress", Gauge, "", "Time since a window last finished, while sequences are running") \
+  X(SequencesRebuilt, "lode_sequences_rebuilt_total", Counter, "", "Sequences rebuilt from their tokens after a lost GPU worker") \
+  X(Stalls, "lode_stalls_total", Counter, "", "Stall reports of the watchdog")                                               \
+  X(ProgressAge, "lode_seconds_since_progress", Gauge, "", "Time since a window last finished; 0 before the first")          \
   X(Info, "lode_build_info", Gauge, "version,model,device", "Always 1; the labels say what runs")
 
 }  // namespace lode
