@@ -45,12 +45,26 @@ PlanError CheckSequence(const WindowPlan& plan, uint32_t index, const PlanLimits
   return CheckSampling(seq.sampling);
 }
 
+// A flush row says "this sequence is in the window only to fold its accepted rows" (a sequence without rows says the same): it
+// stands alone and wants nothing.
+PlanError CheckFlushRow(const WindowPlan& plan, uint32_t index) {
+  const RowPlan& row = plan.rows[index];
+  for (uint32_t i = 0; i < index; ++i) {
+    if (plan.rows[i].seq_index == row.seq_index) return PlanError::kKind;
+  }
+  const bool wants = row.needs_logits || row.pick || row.top_logprobs > 0 || row.target >= 0 || row.mask_offset != kNoMask ||
+                     row.bias_count > 0 || row.penalty_count > 0;
+  return wants ? PlanError::kOutputs : PlanError::kNone;
+}
+
 // Adjacency, order, kind and bounds of a row; `row` > 0 looks back at its neighbour.
 PlanError CheckRow(const WindowPlan& plan, uint32_t index, const PlanLimits& limits) {
   const RowPlan& row = plan.rows[index];
   if (row.seq_index >= plan.n_seqs) return PlanError::kRowOrder;
   const SequencePlan& seq = plan.seqs[row.seq_index];
   const bool follows = index > 0 && plan.rows[index - 1].seq_index == row.seq_index;
+  if (row.kind == RowKind::kFlush) return CheckFlushRow(plan, index);
+  if (follows && plan.rows[index - 1].kind == RowKind::kFlush) return PlanError::kKind;
   if (follows) {
     if (row.position != static_cast<uint64_t>(plan.rows[index - 1].position) + 1) return PlanError::kRowOrder;
   } else {
@@ -77,7 +91,7 @@ PlanError CheckRow(const WindowPlan& plan, uint32_t index, const PlanLimits& lim
       // A guess is checked against the pick of the row before.
       if (!follows || !plan.rows[index - 1].pick) return PlanError::kKind;
       break;
-    default:  // kFlush is a sequence without rows, never a row
+    default:
       return PlanError::kKind;
   }
   const bool wants_logits = row.pick || row.top_logprobs > 0 || row.target >= 0;

@@ -86,6 +86,14 @@ TEST_F(PlanCheck, AcceptsFlushAndEmptyPlans) {
   EXPECT_TRUE(Check(plan).ok());
   plan.n_seqs = 0;
   EXPECT_TRUE(Check(plan).ok());
+  plan = Good();
+  plan.n_rows = 5;  // and a flush row for the third sequence
+  plan.rows[4] = RowPlan{};
+  plan.rows[4].seq_index = 2;
+  plan.rows[4].kind = RowKind::kFlush;
+  plan.rows[4].target = -1;
+  plan.rows[4].mask_offset = kNoMask;
+  EXPECT_TRUE(Check(plan).ok()) << PlanErrorText(Check(plan).error);
 }
 
 TEST_F(PlanCheck, RefusesEverySingleFault) {
@@ -130,7 +138,9 @@ TEST_F(PlanCheck, RefusesEverySingleFault) {
       {PlanError::kKind, [](P* p, A*) { p->rows[0].kind = RowKind::kDraft; }},
       {PlanError::kKind, [](P* p, A*) { p->rows[0].pick = 0; }},
       {PlanError::kKind, [](P* p, A*) { p->rows[1].kind = RowKind::kPrompt; }},
-      {PlanError::kKind, [](P* p, A*) { p->rows[0].kind = RowKind::kFlush; }},
+      {PlanError::kOutputs, [](P* p, A*) { p->rows[0].kind = RowKind::kFlush; }},
+      {PlanError::kKind, [](P* p, A*) { p->rows[1].kind = RowKind::kFlush; }},
+      {PlanError::kKind, [](P* p, A*) { p->rows[0] = RowPlan{}, p->rows[0].kind = RowKind::kFlush, p->rows[0].target = -1, p->rows[0].mask_offset = kNoMask; }},
       {PlanError::kKind, [](P* p, A*) { p->rows[0].kind = static_cast<RowKind>(77); }},
       {PlanError::kOutputs, [](P* p, A*) { p->rows[0].top_logprobs = kLogprobsMax + 1; }},
       {PlanError::kOutputs, [](P* p, A*) { p->rows[3].needs_logits = 0; }},
