@@ -49,7 +49,16 @@ struct Golden {
 // xxh3 of rows 0, 1 and 1,000,003 of a tensor named "golden" with 2,560 weights per row, seed 7, sigma 1/64. These
 // numbers are a promise: measurements and bit tests on synth: models compare across machines and versions.
 constexpr Golden kGolden[] = {
-    {"F32", 0x0}, {"F16", 0x0},
+    {"F32", 0xd52895ba1f597ee7}, {"F16", 0xda141d463e0a6ea5}, {"Q4_0", 0x1e6fa2d09e0fd669},
+    {"Q4_1", 0xa5622ed732812557}, {"Q5_0", 0x3696062474c54d1c}, {"Q5_1", 0x0ca1d0cd03f563e5},
+    {"Q8_0", 0xe0a7b192eb6b6c78}, {"Q2_K", 0x1ece114ed657bf4b}, {"Q3_K", 0xdd5da69dab121fbd},
+    {"Q4_K", 0x319fa9828d7c01be}, {"Q5_K", 0x1cd7638671d8977e}, {"Q6_K", 0x4d9b3135d938d0fd},
+    {"IQ2_XXS", 0x4ad91264e9a6e4c1}, {"IQ2_XS", 0x695d4272cd503e74},
+    {"IQ3_XXS", 0x65af27238711aaec}, {"IQ1_S", 0xcd111ec099ac7322},
+    {"IQ4_NL", 0x61bdda9867482fe0}, {"IQ3_S", 0x541cdfaccf6f8bb0}, {"IQ2_S", 0x4c8e37d38d7ad41d},
+    {"IQ4_XS", 0x8d91eb06a5a01276}, {"IQ1_M", 0x4c4970d2fd468570}, {"BF16", 0x4946da03e23a364d},
+    {"TQ1_0", 0x709b29bf86b20987}, {"TQ2_0", 0x94afbcccde250170}, {"MXFP4", 0xa995a36515948a5c},
+    {"NVFP4", 0x8f0cb7670634541e}, {"Q1_0", 0x217ae354b041b8b9}, {"Q2_0", 0x3372f92ee0cf422c},
 };
 
 uint64_t HashOfType(TensorType type) {
