@@ -99,28 +99,30 @@ StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
 
 // What the names promised must be what the files say: number, count and total of tensors in every shard.
 Status GgufFile::Impl::CheckSplitKeys() const {
+  const size_t n = shards.size();
   uint64_t total = 0;
-  for (const GgufShard& shard : shards) total += shard.tensors.size();
-  for (size_t i = 0; i < shards.size(); ++i) {
+  for (size_t i = 0; i < n; ++i) {
     const GgufShard& shard = shards[i];
+    total += shard.tensors.size();
     LODE_ASSIGN_OR_RETURN(const std::optional<uint64_t> count, SplitKey(shard, "split.count"));
-    if (shards.size() == 1 && count.value_or(0) <= 1) return OkStatus();
+    if (n == 1 && count.value_or(0) <= 1) return OkStatus();
     if (!count) {
-      return InvalidArgument("{}: is named as shard {} of {} but has no key 'split.count'", shard.path, i + 1,
-                             shards.size());
+      return InvalidArgument("{}: is named as shard {} of {} but has no key 'split.count'", shard.path, i + 1, n);
     }
-    if (shards.size() == 1) {
+    if (n == 1) {
       return InvalidArgument("{}: is one of {} shards but is not named like BASE-00001-of-{:05}.gguf; give the files "
                              "their names back", shard.path, *count, *count);
     }
-    if (*count != shards.size()) {
-      return InvalidArgument("{}: says it is one of {} shards, its name says {}", shard.path, *count, shards.size());
+    if (*count != n) {
+      return InvalidArgument("{}: says it is one of {} shards, its name says {}", shard.path, *count, n);
     }
     LODE_ASSIGN_OR_RETURN(const std::optional<uint64_t> number, SplitKey(shard, "split.no"));
     if (number != i) {
       return InvalidArgument("{}: says it is shard {}, its name says {}; files of the set were mixed up", shard.path,
                              number ? std::to_string(*number + 1) : "(key 'split.no' missing)", i + 1);
     }
+  }
+  for (const GgufShard& shard : shards) {
     LODE_ASSIGN_OR_RETURN(const std::optional<uint64_t> tensors, SplitKey(shard, "split.tensors.count"));
     if (tensors != total) {
       return InvalidArgument("{}: says the set has {} tensors, the shards hold {}; files of different sets were mixed",

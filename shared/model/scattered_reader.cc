@@ -31,7 +31,7 @@ Status PreadExactly(int fd, const std::string& path, uint64_t offset, uint64_t b
       return ErrnoStatus(fmt::format("{}: reading {} bytes at offset {}", path, bytes - done, offset + done), errno);
     }
     if (got == 0) {
-      return Unavailable("{}: the file ends at offset {}, {} more bytes were expected; it was cut short after loading",
+      return Unavailable("{}: the file has nothing at offset {}, where {} more bytes belong; it was cut short after it was opened",
                          path, offset + done, bytes - done);
     }
     done += static_cast<uint64_t>(got);
