@@ -42,6 +42,8 @@ struct ExchangeHeader {
   alignas(64) WaitWord window_epoch;
   // Writer: daemon. Windows <= this number are void: every wait ends at once.
   alignas(64) std::atomic<uint64_t> abort_window;
+  // Writer: GPU worker. Grows with every layer and every look at the plan ring; a watchdog compares it with its earlier self.
+  alignas(64) std::atomic<uint64_t> gpu_heartbeat;
   alignas(64) WorkerLine workers[kCpuWorkersMax];
   // [parity][worker][job expert]: tag, set (release) when that worker's rows of the expert's hidden vectors are written.
   alignas(64) std::atomic<uint64_t> hidden_ready[2][kCpuWorkersMax][kJobExpertsMax];

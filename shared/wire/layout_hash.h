@@ -47,6 +47,7 @@ inline constexpr uint64_t kExchangeLayoutHash = LayoutHash({
     offsetof(ExchangeHeader, bell),
     offsetof(ExchangeHeader, window_epoch),
     offsetof(ExchangeHeader, abort_window),
+    offsetof(ExchangeHeader, gpu_heartbeat),
     offsetof(ExchangeHeader, workers),
     offsetof(ExchangeHeader, hidden_ready),
     offsetof(ExchangeHeader, jobs),

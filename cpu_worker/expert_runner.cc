@@ -1,0 +1,338 @@
+// See expert_runner.h. Each phase is one function; a chunk is a range of rows of one expert.
+#include "cpu_worker/expert_runner.h"
+
+#include <algorithm>
+#include <bit>
+#include <thread>
+
+#include "cpu_worker/job_check.h"
+#include "kernels/canonical.h"
+#include "shared/base/check.h"
+#include "shared/base/fault.h"
+
+namespace lode {
+namespace {
+
+// A chunk below this many rows costs more in claims than it evens out.
+constexpr uint32_t kChunkRowsMin = 8;
+
+// Chunks per expert so that the phase has about kChunksPerThread per active thread.
+uint32_t ChunksPerExpert(const NodePool& pool, uint32_t n_experts, uint32_t rows) {
+  const uint32_t wanted = (NodePool::kChunksPerThread * pool.active() + n_experts - 1) / n_experts;
+  const uint32_t most = std::max(1u, rows / kChunkRowsMin);
+  // kChunksMax bounds the phase: n_experts is at most kJobExpertsMax.
+  return std::clamp(wanted, 1u, std::min(most, NodePool::kChunksMax / kJobExpertsMax));
+}
+
+RowRange ChunkRows(uint32_t rows, uint32_t chunk, uint32_t n_chunks) {
+  return NodeRows(rows, chunk, n_chunks);
+}
+
+bool AllFinite(const float* x, uint32_t n) {
+  bool finite = true;
+  for (uint32_t i = 0; i < n; ++i) finite &= canonical::IsFinite(x[i]);
+  return finite;
+}
+
+}  // namespace
+
+ExpertRunner::ExpertRunner(const ArenaLayout& layout, const uint8_t* arena, uint8_t* exchange,
+                           NodePool* pool, const ExpertRunnerOptions& options)
+    : layout_(layout),
+      arena_(arena),
+      header_(reinterpret_cast<ExchangeHeader*>(exchange)),
+      exchange_(exchange),
+      exchange_layout_{options.shape},
+      pool_(pool),
+      options_(options) {
+  const size_t n_vectors = exchange_layout_.vectors();
+  vectors_.reserve(n_vectors);
+  first_vector_.reserve(kJobExpertsMax + 1);
+  quantised_stride_ = 0;
+  for (uint32_t block : {32u, 64u, 256u}) {
+    if (layout.width % block == 0)
+      quantised_stride_ = std::max(quantised_stride_, ActLayout{layout.width, block}.bytes());
+  }
+  constexpr size_t kAlign = 64;  // ActLayout's own; its sizes are multiples of it
+  quantised_.reset(static_cast<uint8_t*>(
+      std::aligned_alloc(kAlign, n_vectors * std::max(quantised_stride_, kAlign))));
+  LODE_CHECK(quantised_ != nullptr, "no memory for {} quantised vectors", n_vectors);
+  gate_up_left_ = std::make_unique<std::atomic<uint32_t>[]>(kJobExpertsMax);
+  for (uint32_t t = 0; t < pool->threads(); ++t) {
+    gate_scratch_.push_back(std::make_unique<float[]>(size_t{kWindowRowsMax} *
+                                                      std::max(1u, layout.width_rows().size())));
+  }
+}
+
+ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable& table) {
+  failure_.store(0, std::memory_order_relaxed);  // phases start with a release
+  pool_->SetActive(job.threads);
+  CollectVectors(job);
+  GateUp(job, table);
+  LODE_FAULT("cpu_worker.after_gate_up");
+  Requantise(job, table);
+  LODE_FAULT("cpu_worker.before_down");
+  const uint64_t before_down =
+      failure_.load(std::memory_order_relaxed);  // a phase ended: all its writes are visible
+  if (before_down == 0) Down(job, table);
+  const uint64_t failure = failure_.load(std::memory_order_relaxed);
+  const LayerExperts& layer = layout_.layers[job.layer];
+  Outcome outcome;
+  outcome.status = static_cast<JobStatus>(failure >> 32);
+  outcome.error_row = static_cast<uint32_t>(failure);
+  outcome.bytes = uint64_t{job.n_experts} * layout_.width_rows().size() *
+                  (layer.gate_row_bytes + layer.up_row_bytes);
+  if (failure == 0)
+    outcome.bytes += uint64_t{job.n_experts} * layout_.hidden_rows().size() * layer.down_row_bytes;
+  return outcome;
+}
+
+void ExpertRunner::CollectVectors(const ExpertJob& job) {
+  vectors_.clear();
+  first_vector_.clear();
+  for (uint32_t j = 0; j < job.n_experts; ++j) {
+    first_vector_.push_back(static_cast<uint32_t>(vectors_.size()));
+    for (uint32_t row = 0; row < job.n_rows; ++row) {
+      if ((job.experts[j].rows >> row & 1) == 0) continue;
+      const uint32_t index = row * exchange_layout_.shape.experts_used + job.experts[j].order[row];
+      vectors_.push_back(
+          {static_cast<uint16_t>(j), static_cast<uint16_t>(row), static_cast<uint16_t>(index)});
+    }
+  }
+  first_vector_.push_back(static_cast<uint32_t>(vectors_.size()));
+}
+
+// ---- phase 1
+// ---------------------------------------------------------------------------------------------------------------------
+
+void ExpertRunner::GateUp(const ExpertJob& job, const KernelTable& table) {
+  const uint32_t rows = layout_.width_rows().size();
+  if (rows == 0) {  // more workers than rows: nothing to add, but the others wait for our flags
+    for (uint32_t j = 0; j < job.n_experts; ++j) SetHiddenReady(job, j);
+    return;
+  }
+  const uint32_t per_expert = ChunksPerExpert(*pool_, job.n_experts, rows);
+  for (uint32_t j = 0; j < job.n_experts; ++j)
+    gate_up_left_[j].store(per_expert, std::memory_order_relaxed);  // phases start with a release
+  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t thread) {
+    const uint32_t entry = chunk / per_expert;
+    if (failure_.load(std::memory_order_relaxed) == 0 && Aborted(job)) Fail(JobStatus::kAborted, 0);
+    if (failure_.load(std::memory_order_relaxed) != 0)
+      return;  // a hint; the flags below stay unset, peers end by the abort word too
+    GateUpChunk(job, table, entry, ChunkRows(rows, chunk % per_expert, per_expert), thread);
+    // acq_rel: the thread that ends the expert has seen every other chunk's writes, and its release
+    // of the flag passes them on.
+    if (gate_up_left_[entry].fetch_sub(1, std::memory_order_acq_rel) == 1)
+      SetHiddenReady(job, entry);
+    AddProgress();
+  });
+}
+
+void ExpertRunner::GateUpChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                               RowRange rows, uint32_t thread) {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const uint8_t* expert = arena_ + layout_.offset(job.layer, job.experts[entry].expert);
+  const uint32_t first = first_vector_[entry], n = first_vector_[entry + 1] - first;
+  ActRow gate_acts[kWindowRowsMax], up_acts[kWindowRowsMax];
+  float *gate_out[kWindowRowsMax], *up_out[kWindowRowsMax];
+  for (uint32_t i = 0; i < n; ++i) {
+    const Vector& v = vectors_[first + i];
+    gate_acts[i] = ActRowOf(job, v.row, layer.gate);
+    up_acts[i] = ActRowOf(job, v.row, layer.up);
+    gate_out[i] = gate_scratch_[thread].get() + size_t{i} * rows.size();
+    up_out[i] = Hidden(job, v.index) + layout_.width_rows().begin + rows.begin;
+  }
+  const MatFn* mat = job.float_reference ? table.mat_float : table.mat;
+  MatArgs args = {expert + size_t{rows.begin} * layer.gate_row_bytes,
+                  layer.gate_row_bytes,
+                  rows.size(),
+                  layout_.hidden,
+                  gate_acts,
+                  n,
+                  gate_out};
+  mat[static_cast<uint32_t>(layer.gate)](args);
+  args.w = expert + layer.up_offset + size_t{rows.begin} * layer.up_row_bytes;
+  args.row_bytes = layer.up_row_bytes;
+  args.acts = up_acts;
+  args.out = up_out;
+  mat[static_cast<uint32_t>(layer.up)](args);
+  for (uint32_t i = 0; i < n; ++i) table.swiglu(gate_out[i], up_out[i], rows.size(), up_out[i]);
+}
+
+void ExpertRunner::SetHiddenReady(const ExpertJob& job, uint32_t entry) {
+  // Release: pairs with the peers' acquire in WaitForPeer; our part of the expert's hidden vectors
+  // is complete.
+  header_->hidden_ready[job.layer & 1][options_.me][entry].store(job.tag,
+                                                                 std::memory_order_release);
+}
+
+// ---- phase 2
+// ---------------------------------------------------------------------------------------------------------------------
+
+void ExpertRunner::Requantise(const ExpertJob& job, const KernelTable& table) {
+  down_act_ = {layout_.width, std::max(1u, Info(layout_.layers[job.layer].down).act_block_len)};
+  pool_->RunPhase(static_cast<uint32_t>(vectors_.size()), [&](uint32_t v, uint32_t) {
+    if (failure_.load(std::memory_order_relaxed) >> 32 >
+        static_cast<uint64_t>(JobStatus::kNotFinite))
+      return;
+    RequantiseVector(job, table, v);
+    AddProgress();
+  });
+}
+
+void ExpertRunner::RequantiseVector(const ExpertJob& job, const KernelTable& table, uint32_t v) {
+  const Vector& vector = vectors_[v];
+  for (uint32_t peer = 0; peer < exchange_layout_.shape.n_workers; ++peer) {
+    if (peer != options_.me && !WaitForPeer(job, vector.entry, peer)) return;
+  }
+  const float* hidden = Hidden(job, vector.index);
+  bool finite;
+  if (job.float_reference || Info(layout_.layers[job.layer].down).act_block_len == 0) {
+    finite = AllFinite(hidden, layout_.width);
+  } else {
+    uint8_t* q = quantised_.get() + v * quantised_stride_;
+    finite =
+        table.quantize(hidden, layout_.width, down_act_.block_len, reinterpret_cast<int8_t*>(q),
+                       reinterpret_cast<float*>(q + down_act_.d_offset()),
+                       reinterpret_cast<int16_t*>(q + down_act_.sum16_offset()));
+  }
+  if (!finite) Fail(JobStatus::kNotFinite, vector.row);
+}
+
+bool ExpertRunner::WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t peer) {
+  constexpr uint32_t kPollsPerClock = 64;
+  constexpr uint64_t kYieldAfterNs = 20'000;  // longer than a peer of equal speed lags behind
+  const std::atomic<uint64_t>& flag = header_->hidden_ready[job.layer & 1][peer][entry];
+  const std::atomic<uint64_t>& progress = header_->workers[peer].progress;
+  const uint64_t start = NowNs();
+  uint64_t last_change = start,
+           last_progress = progress.load(std::memory_order_relaxed);  // a sign of life, no data
+  for (;;) {
+    for (uint32_t i = 0; i < kPollsPerClock; ++i) {
+      // Acquire: pairs with the peer's SetHiddenReady.
+      if (flag.load(std::memory_order_acquire) == job.tag) return true;
+      SpinPause();
+    }
+    if (failure_.load(std::memory_order_relaxed) >> 32 >
+        static_cast<uint64_t>(JobStatus::kNotFinite))
+      return false;
+    if (Aborted(job)) {
+      Fail(JobStatus::kAborted, 0);
+      return false;
+    }
+    const uint64_t now = NowNs(), seen = progress.load(std::memory_order_relaxed);
+    if (seen != last_progress) {
+      last_progress = seen;
+      last_change = now;
+    }
+    if (now - last_change > options_.wait_ns || now - start > options_.wait_max_ns) {
+      Fail(JobStatus::kPeerTimeout, peer);
+      return false;
+    }
+    // With more threads than cores the peer may be waiting for this very core.
+    if (pool_->spin_ns() == 0 || now - start > kYieldAfterNs) std::this_thread::yield();
+  }
+}
+
+// ---- phase 3
+// ---------------------------------------------------------------------------------------------------------------------
+
+void ExpertRunner::Down(const ExpertJob& job, const KernelTable& table) {
+  const uint32_t rows = layout_.hidden_rows().size();
+  if (rows == 0) return;
+  const uint32_t per_expert = ChunksPerExpert(*pool_, job.n_experts, rows);
+  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t) {
+    if (failure_.load(std::memory_order_relaxed) == 0 && Aborted(job)) Fail(JobStatus::kAborted, 0);
+    if (failure_.load(std::memory_order_relaxed) != 0) return;
+    DownChunk(job, table, chunk / per_expert, ChunkRows(rows, chunk % per_expert, per_expert));
+    AddProgress();
+  });
+}
+
+void ExpertRunner::DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                             RowRange rows) {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const bool floats = job.float_reference || Info(layer.down).act_block_len == 0;
+  const uint32_t first = first_vector_[entry], n = first_vector_[entry + 1] - first;
+  ActRow acts[kWindowRowsMax];
+  float* out[kWindowRowsMax];
+  for (uint32_t i = 0; i < n; ++i) {
+    const Vector& v = vectors_[first + i];
+    if (floats) {
+      acts[i].f = Hidden(job, v.index);
+    } else {
+      acts[i] = ActRowAt(quantised_.get() + (first + i) * quantised_stride_, down_act_);
+    }
+    out[i] = Result(job, v.index) + layout_.hidden_rows().begin + rows.begin;
+  }
+  const uint8_t* w =
+      arena_ + layout_.offset(job.layer, job.experts[entry].expert) + layer.down_offset;
+  const MatFn* mat = job.float_reference ? table.mat_float : table.mat;
+  const MatArgs args = {w + size_t{rows.begin} * layer.down_row_bytes,
+                        layer.down_row_bytes,
+                        rows.size(),
+                        layout_.width,
+                        acts,
+                        n,
+                        out};
+  mat[static_cast<uint32_t>(layer.down)](args);
+}
+
+// ---- shared by the phases
+// --------------------------------------------------------------------------------------------------------
+
+bool ExpertRunner::Aborted(const ExpertJob& job) const {
+  if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) return true;
+  // Relaxed: only says that the window is void. 0 = nothing aborted yet; windows count from 1.
+  const uint64_t aborted = header_->abort_window.load(std::memory_order_relaxed);
+  // Tags carry 32 bits of the window: compare by distance.
+  return aborted != 0 && static_cast<int32_t>(static_cast<uint32_t>(aborted) -
+                                              static_cast<uint32_t>(TagWindow(job.tag))) >= 0;
+}
+
+void ExpertRunner::Fail(JobStatus status, uint32_t detail) {
+  const uint64_t mine = (static_cast<uint64_t>(status) << 32) | detail;
+  uint64_t seen = failure_.load(std::memory_order_relaxed);
+  do {
+    // First failure wins. Two non-finite rows: the lowest one is reported, whatever the timing, and
+    // alike by every worker.
+    const bool lower_row =
+        seen != 0 && seen >> 32 == mine >> 32 && status == JobStatus::kNotFinite && mine < seen;
+    if (seen != 0 && !lower_row) return;
+  } while (!failure_.compare_exchange_weak(
+      seen, mine, std::memory_order_relaxed));  // read after the phase's end, which orders
+}
+
+void ExpertRunner::AddProgress() {
+  header_->workers[options_.me].progress.fetch_add(
+      1, std::memory_order_relaxed);  // a sign of life, no data
+}
+
+const uint8_t* ExpertRunner::ActOf(const ExpertJob& job, uint32_t row) const {
+  return exchange_ + exchange_layout_.acts_offset(job.layer & 1) +
+         row * exchange_layout_.act_row_bytes();
+}
+float* ExpertRunner::Hidden(const ExpertJob& job, uint32_t index) const {
+  return reinterpret_cast<float*>(exchange_ + exchange_layout_.hidden_offset(job.layer & 1)) +
+         size_t{index} * layout_.width;
+}
+float* ExpertRunner::Result(const ExpertJob& job, uint32_t index) const {
+  return reinterpret_cast<float*>(exchange_ + exchange_layout_.result_offset(job.layer & 1)) +
+         size_t{index} * layout_.hidden;
+}
+
+ActRow ExpertRunner::ActRowOf(const ExpertJob& job, uint32_t row, Format format) const {
+  const uint8_t* base = ActOf(job, row);
+  const uint32_t form_bit = ActFormOf(format, job.float_reference != 0);
+  const uint32_t form = static_cast<uint32_t>(
+      std::countr_zero(form_bit));  // bit i of ActForms is form i of ExchangeLayout
+  if (form_bit == kActF32) {
+    ActRow row_f;
+    row_f.f = reinterpret_cast<const float*>(base + exchange_layout_.form_offset(0));
+    return row_f;
+  }
+  return ActRowAt(base + exchange_layout_.form_offset(form),
+                  ActLayout{layout_.hidden, Info(format).act_block_len});
+}
+
+}  // namespace lode

@@ -1,0 +1,95 @@
+// The compute threads of one CPU worker. A job is a few flat phases; a phase is a number of
+// independent chunks that threads claim one by one (work stealing evens out cores of unequal
+// speed), about three per thread; the phase ends when every chunk is done. The caller is thread 0
+// and computes too. Threads spin for the next phase while a window is open and sleep otherwise.
+// Steps 7 of the life of a token. Called by: expert_runner.cc, on the worker loop's thread only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "shared/base/status.h"
+#include "shared/shm/wait_word.h"
+
+namespace lode {
+
+struct NodePoolOptions {
+  uint32_t threads = 1;        // 1..kPoolThreadsMax, the caller included
+  std::vector<uint32_t> cpus;  // one per thread to pin to; empty: not pinned
+  uint64_t spin_ns = 0;  // busy polling between phases of an open window before a thread sleeps
+};
+
+class NodePool {
+ public:
+  static constexpr uint32_t kPoolThreadsMax = 1024;
+  static constexpr uint32_t kChunksMax = 65535;  // 16 bits of the claim word
+  static constexpr uint32_t kChunksPerThread =
+      3;  // enough to even out speeds, few enough to keep claims rare
+
+  // Pins the calling thread too: it becomes thread 0. Fails when a thread cannot start, or when the
+  // float environment of a thread is not the canonical one. A CPU that cannot be pinned to is
+  // logged and left to the scheduler.
+  static StatusOr<std::unique_ptr<NodePool>> Start(const NodePoolOptions& options);
+  ~NodePool();
+
+  uint32_t threads() const { return options_.threads; }
+  uint32_t active() const { return active_count_; }
+  uint64_t spin_ns() const { return options_.spin_ns; }
+
+  // Threads 0..n-1 take part from the next phase on; 0 or too many: all.
+  void SetActive(uint32_t n);
+  // Window open: threads spin. Closed: they sleep.
+  void SetAwake(bool awake);
+
+  // Runs f(chunk, thread) for chunk 0..n-1, each exactly once, and returns when all are done; their
+  // writes are visible to the caller then. f must not throw and must be bounded in time.
+  template <class F>
+  void RunPhase(uint32_t n_chunks, F&& f) {
+    using Function = std::remove_reference_t<F>;
+    RunErased(
+        n_chunks,
+        [](void* context, uint32_t chunk, uint32_t thread) {
+          (*static_cast<Function*>(context))(chunk, thread);
+        },
+        const_cast<void*>(static_cast<const void*>(&f)));
+  }
+
+ private:
+  using PhaseFn = void (*)(void* context, uint32_t chunk, uint32_t thread);
+
+  explicit NodePool(const NodePoolOptions& options) : options_(options) {}
+  void RunErased(uint32_t n_chunks, PhaseFn fn, void* context);
+  void ThreadMain(uint32_t thread);
+  void TakeChunks(uint32_t thread);
+
+  // Const after Start.
+  const NodePoolOptions options_;
+  std::vector<std::thread> threads_;
+  // Caller's thread only.
+  uint32_t active_count_ = 0;
+  uint32_t epoch_ = 0;
+
+  // epoch (32 bits) | number of chunks (16) | next chunk (16). A claim is a compare-and-swap of the
+  // whole word, so a thread that wakes late can never take a chunk of a later phase with the
+  // function of an earlier one.
+  alignas(64) std::atomic<uint64_t> claim_{0};
+  // The phase's function: written by the caller before `claim_` (release), read by threads after it
+  // (acquire). A claim that succeeds proves that the phase was still the same when they were read.
+  std::atomic<PhaseFn> fn_{nullptr};
+  std::atomic<void*> context_{nullptr};
+  alignas(64) std::atomic<uint32_t> finished_{0};  // chunks of the current phase that are done
+  alignas(64) WaitWord phase_{};                   // epoch of the newest phase; writer: the caller
+  alignas(64)
+      WaitWord done_{};  // epoch of the newest finished phase; writer: whoever ends the last chunk
+  alignas(64) WaitWord
+      active_{};  // threads that take part; inactive threads sleep on this word. Writer: the caller
+  std::atomic<bool> awake_{false};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace lode
