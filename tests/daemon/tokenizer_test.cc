@@ -192,7 +192,7 @@ TEST(Tokenizer, HostileTextsEndInTime) {
     auto ids = DemoTokenizer().Encode(text, true);
     ASSERT_TRUE(ids.ok()) << ids.status();
     auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    EXPECT_LT(seconds, 10) << text.substr(0, 12);
+    EXPECT_LT(seconds, 30) << text.substr(0, 12);  // sanitizers on a busy machine
     EXPECT_FALSE(ids->empty());
   }
   std::string too_long(kEncodeBytesMax + 1, 'a');
