@@ -7,6 +7,7 @@
 #include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <boost/interprocess/mapped_region.hpp>
 #include <cerrno>
@@ -30,14 +31,50 @@ class MappableFd {
   int fd_;
 };
 
+// An address range of `bytes` that starts on a huge page border, reserved but not usable; {nullptr,
+// 0} when it cannot be had. The kernel makes huge pages of a memfd only where address and file
+// offset agree modulo 2 MiB, and does not align by itself.
+struct Reservation {
+  uint8_t* whole = nullptr;
+  size_t whole_bytes = 0;
+  uint8_t* aligned = nullptr;
+};
+Reservation ReserveAligned(size_t bytes) {
+  Reservation r;
+  r.whole_bytes = bytes + Segment::kHugePageBytes;
+  void* whole =
+      mmap(nullptr, r.whole_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (whole == MAP_FAILED) return {};
+  r.whole = static_cast<uint8_t*>(whole);
+  const uintptr_t at = reinterpret_cast<uintptr_t>(whole) + Segment::kHugePageBytes - 1;
+  r.aligned = reinterpret_cast<uint8_t*>(at / Segment::kHugePageBytes * Segment::kHugePageBytes);
+  return r;
+}
+// Gives back what the mapping at `aligned` does not cover.
+void TrimReservation(const Reservation& r, size_t bytes) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  uint8_t* const end = r.aligned + (bytes + page - 1) / page * page;
+  if (r.aligned > r.whole) munmap(r.whole, static_cast<size_t>(r.aligned - r.whole));
+  if (r.whole + r.whole_bytes > end)
+    munmap(end, static_cast<size_t>(r.whole + r.whole_bytes - end));
+}
+
 // Boost throws; no exception leaves this function.
 Status Map(int fd, const std::string& label, size_t bytes, ipc::mode_t mode,
            ipc::mapped_region* out) {
+  const Reservation place =
+      bytes >= Segment::kHugePageBytes ? ReserveAligned(bytes) : Reservation{};
   try {
-    ipc::mapped_region region(MappableFd(fd), mode, 0, bytes);
+    // MAP_FIXED replaces our own reservation and nothing else.
+    ipc::mapped_region region = place.aligned != nullptr
+                                    ? ipc::mapped_region(MappableFd(fd), mode, 0, bytes,
+                                                         place.aligned, MAP_FIXED | MAP_SHARED)
+                                    : ipc::mapped_region(MappableFd(fd), mode, 0, bytes);
+    if (place.aligned != nullptr) TrimReservation(place, bytes);
     out->swap(region);
     return OkStatus();
   } catch (const ipc::interprocess_exception& e) {
+    if (place.whole != nullptr) munmap(place.whole, place.whole_bytes);
     return ResourceExhausted(
         "cannot map segment '{}' of {} bytes: {}; check the address space and memory limits "
         "(ulimit -v, cgroup)",
