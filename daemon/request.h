@@ -23,7 +23,7 @@ namespace lode {
 struct Request {
   std::string id;                      // for logs
   std::vector<int32_t> prompt;         // at least one token
-  SamplingPlan sampling;               // complete (defaults already applied)
+  SamplingPlan sampling = {};          // complete (defaults already applied)
   std::vector<TokenBias> logit_bias;
   uint32_t max_tokens = 0;             // >= 1, or 0 together with prompt_logprobs (scoring only)
   std::vector<std::string> stop;

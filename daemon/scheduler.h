@@ -133,7 +133,7 @@ class Scheduler : public Engine {
   std::vector<uint32_t> free_slots_;
   KvBlocks kv_;
   std::shared_ptr<const GpuLink> link_;
-  uint64_t next_epoch_ = 1, next_order_ = 1;
+  uint64_t next_epoch_ = 1, next_order_ = 1, next_turn_ = 1;
   uint32_t aborted_in_a_row_ = 0;
   LaneRates rates_;
   uint64_t stalls_counted_ = 0;

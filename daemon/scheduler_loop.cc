@@ -240,7 +240,7 @@ void Scheduler::CommitWindow(const WindowPlan& plan, const WindowResult& result,
     const RequestUsage& usage = sequence->usage;
     const uint32_t drafted = usage.drafted_tokens, accepted = usage.accepted_draft_tokens;
     Committed done = CommitRows(plan, result, i, config_.vocab, now, sequence);
-    sequence->last_window = plan.window;
+    sequence->last_turn = next_turn_++;  // in the order of the shares: rotation is a queue
     Add(counters_.prompt_tokens, done.prompt_rows);
     Add(counters_.answer_tokens, done.answer_tokens);
     Add(counters_.drafted_tokens, usage.drafted_tokens - drafted);

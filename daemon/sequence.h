@@ -59,7 +59,8 @@ struct Sequence {
   uint32_t rows_done =
       0;  // positions whose rows the device has run and the daemon has committed, in this epoch
   uint32_t last_accepted = 0;  // rows of this sequence's last committed window that counted
-  uint64_t last_window = 0;    // the planner serves the longest waiting first
+  uint64_t last_turn =
+      0;  // number of its last share of a window; the planner serves the longest waiting first
   uint32_t workers_lost =
       0;  // GPU workers that ended while a window with rows of this sequence ran
 

@@ -16,8 +16,7 @@ std::vector<uint32_t> InTurn(std::span<const RowNeed> needs, bool decode) {
     if (needs[i].rows > 0 && needs[i].decode == decode) turn.push_back(i);
   }
   std::sort(turn.begin(), turn.end(), [&](uint32_t a, uint32_t b) {
-    if (needs[a].last_window != needs[b].last_window)
-      return needs[a].last_window < needs[b].last_window;
+    if (needs[a].last_turn != needs[b].last_turn) return needs[a].last_turn < needs[b].last_turn;
     return needs[a].order < needs[b].order;
   });
   return turn;
@@ -64,7 +63,7 @@ std::vector<RowShare> ShareRows(std::span<const RowNeed> needs, const RowLimits&
   uint32_t for_decoders = limits.window_rows;
   if (!prompts.empty() && limits.window_rows > 1) for_decoders -= 1;
   if (!prompts.empty() && !decoders.empty() && limits.window_rows == 1 &&
-      needs[prompts[0]].last_window < needs[decoders[0]].last_window) {
+      needs[prompts[0]].last_turn < needs[decoders[0]].last_turn) {
     for_decoders = 0;
   }
   std::vector<RowShare> shares;
@@ -91,7 +90,7 @@ RowNeed NeedOf(const Sequence& sequence) {
   RowNeed need;
   need.rows = static_cast<uint32_t>(sequence.tokens.size()) - sequence.rows_done;
   need.decode = sequence.decoding();
-  need.last_window = sequence.last_window;
+  need.last_turn = sequence.last_turn;
   need.order = sequence.order;
   return need;
 }

@@ -26,8 +26,8 @@ namespace lode {
 struct RowNeed {
   uint32_t rows = 0;  // that could run now; 0 = none (paused)
   bool decode = false;
-  uint64_t last_window = 0;  // number of the last window it had rows in, 0 = none yet
-  uint64_t order = 0;        // of admission
+  uint64_t last_turn = 0;  // when it was last served: a count of shares, 0 = never
+  uint64_t order = 0;      // of admission
 };
 struct RowShare {
   uint32_t index;  // into the needs
