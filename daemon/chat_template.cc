@@ -201,18 +201,20 @@ StatusOr<std::string> ChatTemplate::RequestJson(const ChatRequest& request) cons
 }
 
 StatusOr<std::string> ChatTemplate::RunJob(std::string request) {
-  std::unique_lock turn(turn_, options_.queue_timeout);
-  if (!turn.owns_lock()) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, options_.queue_timeout, [&] { return !busy_; })) {
     return Unavailable("the chat template helper was busy for {} ms; try again",
                        options_.queue_timeout.count());
   }
+  busy_ = true;
   Job job;
   job.request = std::move(request);
-  std::unique_lock lock(mutex_);
   job_ = &job;
   changed_.notify_all();
   // Bounded by the deadlines of the thread's own waits (start, exchange, end of a killed helper).
   changed_.wait(lock, [&] { return job.answer.has_value(); });
+  busy_ = false;
+  changed_.notify_all();
   return *std::move(job.answer);
 }
 

@@ -94,9 +94,9 @@ class ChatTemplate {
   const std::string source_;
   const ChatTemplateOptions options_;
 
-  std::timed_mutex turn_;  // held by the caller whose job is being done
-  std::mutex mutex_;       // guards the members below
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
+  bool busy_ = false;   // some caller's job is being done
   Job* job_ = nullptr;  // owned by the caller, until done
   bool ending_ = false;
   uint64_t starts_ = 0;

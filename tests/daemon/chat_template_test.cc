@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -13,6 +14,7 @@
 namespace lode {
 namespace {
 
+using namespace std::string_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -135,7 +137,7 @@ TEST(ChatTemplate, ContentPartsAndNull) {
 TEST(ChatTemplate, StrangeTextPassesThrough) {
   auto t = Make("{{ messages[0].content }}");
   ChatRequest request;
-  std::string text("a\0b\"\\\n\xE2\x80\xA8{{ x }}\xF0\x9F\x99\x82", 22);
+  std::string text = "a\0b\"\\\n\xE2\x80\xA8{{ x }}\xF0\x9F\x99\x82"s;
   request.messages = {Say("user", text)};
   EXPECT_EQ(*t->Render(request), text);
   request.messages = {Say("user", "x\xFFy")};  // not UTF-8: replaced, not refused
@@ -295,6 +297,21 @@ TEST(ChatTemplate, ManyThreads) {
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(t->helper_starts(), 1u);
+}
+
+TEST(ChatTemplate, AFullQueueIsRefused) {
+  ChatTemplateOptions options = Options();
+  options.deadline = std::chrono::seconds(3);
+  options.queue_timeout = std::chrono::milliseconds(100);
+  auto t = Make("{{ ((messages | length + 6) ** 99999999) % 3 }}", options);
+  Status slow;
+  std::thread first([&] { slow = t->Render(Hello()).status(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  auto second = t->Render(Hello());
+  first.join();
+  EXPECT_TRUE(absl::IsUnavailable(second.status())) << second.status();
+  EXPECT_THAT(Message(second.status()), HasSubstr("busy"));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(slow)) << slow;
 }
 
 }  // namespace
