@@ -74,8 +74,7 @@ LODE_DEV float Q4Term(int isum, int msum, float d, float dmin, float d_act) {
              Mul(static_cast<float>(msum), Mul(dmin, d_act)));
 }
 
-// ---- the skeleton
-// ----------------------------------------------------------------------------------------------------------
+// ---- the skeleton ----
 // K: kWarps, kStages, kRows (rows of a tile), kPiece (bytes of a row per step), kStride (the same
 // in shared memory), kSteps, kRowBytes, kActBytes (packed activations), kScratch (bytes per warp);
 // State, Step, Finish.
@@ -143,8 +142,7 @@ __global__ void __launch_bounds__(K::kWarps * 32, 1)
   }
 }
 
-// ---- Q8_0 by dp4a
-// ------------------------------------------------------------------------------------------------------------
+// ---- Q8_0 by dp4a ----
 // A step is 16 block columns of 8 rows: lane = (half h, column c) holds one block of four rows.
 // Packed activations: codes [act][word half][80 columns][16 bytes], then scales [act][80].
 template <int kActs, bool kOrdered, int kW, int kS>
@@ -279,8 +277,7 @@ struct Q8Dp4a {
   }
 };
 
-// ---- Q4_K by dp4a
-// ------------------------------------------------------------------------------------------------------------
+// ---- Q4_K by dp4a ----
 // A step is 2 block columns of 16 rows: lane = (column c, row r) holds one whole block. Packed
 // activations: codes [act][10][272 bytes] (16 bytes of padding against bank conflicts), int16 sums
 // of 32 [act][10][8], scales [act][10].
@@ -381,7 +378,7 @@ struct Q4Dp4a {
   }
 };
 
-// ---- both formats on the tensor cores
+// ---- both formats on the tensor cores ----
 // ---------------------------------------------------------------------------------------- 16 rows
 // x 8 activation rows per warp (unused activation rows are zero and not stored). Packed
 // activations, both formats: fragments [32-column group][lane] of two words, then per block what

@@ -10,8 +10,7 @@
 
 namespace lode::term_order {
 
-// ---- random weights
-// ----------------------------------------------------------------------------------------------------------
+// ---- random weights ----
 // fp16 scale bits: 2^-10..2^-7 with a random mantissa, one in eight negative, one in 64 denormal,
 // one in 256 zero.
 LODE_FN uint32_t RandomHalf(uint32_t seed, uint64_t index) {
@@ -46,8 +45,7 @@ inline bool FillWeights(Section& section, uint8_t* w, size_t bytes, uint32_t blo
   return true;
 }
 
-// ---- comparison on the device
-// ------------------------------------------------------------------------------------------------
+// ---- comparison on the device ----
 struct Difference {
   unsigned long long bits;    // elements whose bits differ
   unsigned long long poison;  // elements of x never written
@@ -77,8 +75,7 @@ inline bool Compare(Section& section, const float* x, const float* y, size_t n,
   return true;
 }
 
-// ---- device read bandwidth
-// -----------------------------------------------------------------------------------------------------
+// ---- device read bandwidth ----
 static __global__ void __launch_bounds__(512)
     ReadSumKernel(const uint4* __restrict__ in, size_t n, uint32_t* out) {
   constexpr int kInFlight = 8;
