@@ -379,7 +379,7 @@ struct Q4Dp4a {
 };
 
 // ---- both formats on the tensor cores ----
-// ---------------------------------------------------------------------------------------- 16 rows
+// 16 rows
 // x 8 activation rows per warp (unused activation rows are zero and not stored). Packed
 // activations, both formats: fragments [32-column group][lane] of two words, then per block what
 // the epilogue needs.

@@ -129,8 +129,7 @@ inline void PackGemm(const std::vector<QuantRow>& acts, std::vector<int8_t>& cod
   }
 }
 
-// ---- the canonical dot products, scalar
-// ----------------------------------------------------------------------------------
+// ---- the canonical dot products, scalar ----
 inline float HalfAt(const uint8_t* p) {
   return canonical::FromF16(static_cast<uint16_t>(p[0] | p[1] << 8));
 }
