@@ -208,9 +208,9 @@ void CpuLanes::Publish(uint32_t layer, uint32_t n_rows) {
     out.rows = e.rows;
     std::memcpy(out.order, e.order, sizeof(out.order));
   }
-  LODE_FAULT("gpu_before_bell");
+  LODE_FAULT("gpu_worker.before_bell");
   lode::Publish(header_->bell, job.tag);  // release: pairs with the workers' acquire; the job and activations are complete
-  LODE_FAULT("gpu_after_bell");
+  LODE_FAULT("gpu_worker.after_bell");
 }
 
 void CpuLanes::CountPlan(uint32_t layer) {
@@ -230,6 +230,7 @@ void CpuLanes::CountPlan(uint32_t layer) {
 WindowOutcome CpuLanes::Start(uint32_t layer, const float* x, uint32_t n_rows, const RoutedRow* routed) {
   const uint32_t parity = layer & 1;
   tags_[parity] = 0;
+  header_->gpu_heartbeat.fetch_add(1, std::memory_order_relaxed);
   if (WindowOutcome outcome = FillActivations(layer, x, n_rows); !outcome.ok()) return outcome;
 
   ExpertPlan& plan = plans_[parity];
@@ -377,7 +378,7 @@ WindowOutcome CpuLanes::RunLane(uint32_t layer, Lane lane) {
 
 WindowOutcome CpuLanes::Finish(uint32_t layer) {
   if (tags_[layer & 1] == 0) return {};
-  LODE_FAULT("gpu_before_wait");
+  LODE_FAULT("gpu_worker.before_wait");
   for (uint32_t worker = 0; worker < arenas_.nodes(); ++worker) {
     if (WindowOutcome outcome = WaitForWorker(layer, worker); !outcome.ok()) return outcome;
   }

@@ -135,7 +135,7 @@ TierStep ExpertTier::Border(TierPolicy policy, uint64_t budget_bytes) {
   }
   ++windows_begun_;
   ++windows_in_round_;
-  LODE_FAULT("gpu_tier_border");
+  LODE_FAULT("gpu_worker.tier_border");
   return step;
 }
 
@@ -250,7 +250,7 @@ void ExpertTier::UploadThread() {
     busy_ = true;
     lock.unlock();
     arenas_.CopyExpert(upload.layer, upload.expert, MutableSlot(upload.layer, upload.slot));
-    LODE_FAULT("gpu_tier_uploaded");
+    LODE_FAULT("gpu_worker.tier_uploaded");
     lock.lock();
     landed_.push_back(upload);
     busy_ = false;

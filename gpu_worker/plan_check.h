@@ -27,7 +27,8 @@ namespace lode {
   X(Kind, "a row kind is unknown or stands in a wrong place")                     \
   X(Outputs, "more log probabilities than allowed, or a pick without logits")     \
   X(HeapRange, "a list leaves the sequence's heap")                               \
-  X(ListEntry, "a list entry is outside the vocabulary or no number")
+  X(ListEntry, "a list entry is outside the vocabulary or no number")            \
+  X(History, "commits or positions do not fit what the slot has computed")
 
 enum class PlanError : uint32_t {
 #define LODE_X(name, text) k##name,

@@ -1,0 +1,213 @@
+// See gpu_worker.h: the assembly of a GPU worker, one function per step.
+#include "gpu_worker/gpu_worker.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "shared/base/fault.h"
+#include "shared/wire/segment_headers.h"
+
+namespace lode {
+namespace {
+
+constexpr uint64_t kNsPerMs = 1'000'000, kNsPerUs = 1'000;
+constexpr auto kArenaPoll = std::chrono::milliseconds(50);
+constexpr uint64_t kProfileBytesMax = 64ull << 20;  // 256 layers x 1024 experts x 40 bytes is 10 MiB
+
+StatusOr<KvType> ParseKvType(const std::string& name) {
+  if (name == "q8") return KvType::kQ8;
+  if (name == "f16") return KvType::kF16;
+  if (name == "f32") return KvType::kF32;
+  return InvalidArgument("KV type '{}' is unknown; q8, f16 and f32 are known", name);
+}
+
+StatusOr<std::vector<RankedExpert>> ReadProfile(const std::string& path, uint32_t layers, uint32_t experts) {
+  if (path.empty()) return std::vector<RankedExpert>();
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (!in) return NotFound("expert profile {} cannot be read", path);
+  if (static_cast<uint64_t>(in.tellg()) > kProfileBytesMax) return InvalidArgument("expert profile {} is larger than 64 MiB", path);
+  in.seekg(0);
+  std::stringstream text;
+  text << in.rdbuf();
+  StatusOr<std::vector<RankedExpert>> ranking = ParseRanking(text.str(), layers, experts);
+  if (!ranking.ok()) return InvalidArgument("{}: {}", path, Message(ranking.status()));
+  return ranking;
+}
+
+Status Stopped() { return Status(StatusCode::kCancelled, "stopped while loading"); }
+
+}  // namespace
+
+GpuWorker::~GpuWorker() = default;
+
+StatusOr<ReadyReport> GpuWorker::Load(const LoadPlan& plan, GpuSegments segments, const ProgressFn& progress,
+                                      const std::atomic<bool>& stop) {
+  stop_ = &stop;
+  if (plan.device != "cpu") {
+    return InvalidArgument("device '{}' is not in this build; set device = \"cpu\"", plan.device);
+  }
+  if (!FloatEnvironmentIsCanonical()) {
+    return FailedPrecondition("the floating-point environment was changed (flush to zero or rounding mode)");
+  }
+  LODE_RETURN_IF_ERROR(OpenModel(plan));
+  LODE_RETURN_IF_ERROR(AttachSegments(plan, std::move(segments)));
+  LODE_RETURN_IF_ERROR(BuildDevice(plan, progress));
+  LODE_RETURN_IF_ERROR(WaitForArenas(progress));
+  LODE_RETURN_IF_ERROR(FillTier(plan, progress));
+  BuildLoop(plan);
+  return Report(plan);
+}
+
+Status GpuWorker::OpenModel(const LoadPlan& plan) {
+  LODE_ASSIGN_OR_RETURN(source_, ModelSource::Open(plan.model));
+  if (source_->identity() != plan.identity) {
+    return FailedPrecondition("model {} has identity {} here and {} in the daemon; the file changed while Lode was starting",
+                              plan.model, source_->identity(), plan.identity);
+  }
+  return CheckComputable(*source_);
+}
+
+// Every segment is checked against what this process computes from the model itself. The arenas' headers are checked when they are
+// complete: a CPU worker may still be writing them.
+Status GpuWorker::AttachSegments(const LoadPlan& plan, GpuSegments segments) {
+  const ModelConfig& config = source_->config();
+  LODE_ASSIGN_OR_RETURN(window_, Segment::Attach(std::move(segments.window), "window", sizeof(WindowSegment),
+                                                 Segment::Access::kReadWrite));
+  LODE_RETURN_IF_ERROR(CheckWindowSegment(*window_, generation_, index_, config.vocab));
+  const ExchangeShape shape = {config.hidden, config.expert_width, config.experts_used, plan.n_nodes};
+  LODE_ASSIGN_OR_RETURN(exchange_, Segment::Attach(std::move(segments.exchange), "exchange", ExchangeLayout{shape}.bytes(),
+                                                   Segment::Access::kReadWrite));
+  LODE_RETURN_IF_ERROR(CheckExchange(*exchange_, shape));
+  if (segments.arenas.size() != plan.n_nodes) {
+    return InvalidArgument("{} arenas for {} CPU workers", segments.arenas.size(), plan.n_nodes);
+  }
+  std::vector<const uint8_t*> data;
+  for (uint32_t node = 0; node < plan.n_nodes; ++node) {
+    LODE_ASSIGN_OR_RETURN(ArenaLayout layout, ComputeArenaLayout(*source_, node, plan.n_nodes));
+    LODE_ASSIGN_OR_RETURN(std::unique_ptr<Segment> arena, Segment::Attach(std::move(segments.arenas[node]), "arena", layout.bytes,
+                                                                          Segment::Access::kReadOnly));
+    data.push_back(arena->data());
+    arena_segments_.push_back(std::move(arena));
+    layouts_.push_back(std::move(layout));
+  }
+  arenas_ = std::make_unique<ArenaSet>(layouts_, std::move(data));
+  return OkStatus();
+}
+
+Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) {
+  const ModelConfig& config = source_->config();
+  CpuDeviceOptions device;
+  device.threads = std::max(1u, plan.threads);
+  device.spin_ns = static_cast<uint32_t>(std::min<uint64_t>(plan.spin_us * kNsPerUs, UINT32_MAX));
+  device.isa = plan.isa;
+  device.float_reference = plan.float_reference;
+  device.context = plan.context;
+  LODE_ASSIGN_OR_RETURN(device_, CpuDevice::Create(config, device));
+  const auto dense = [&](uint64_t done, uint64_t total) {
+    if (progress) progress("read dense weights", done, total);
+  };
+  LODE_ASSIGN_OR_RETURN(weights_, ModelWeights::Load(*source_, *device_, dense));
+  if (stop_->load()) return Stopped();
+
+  StateOptions state;
+  state.slots = plan.sequence_slots;
+  state.kv_blocks = plan.kv_blocks;
+  state.context = plan.context;
+  LODE_ASSIGN_OR_RETURN(state.kv_type, ParseKvType(plan.kv_type));
+  LODE_ASSIGN_OR_RETURN(state_, SequenceState::Create(config, *device_, state));
+  if (!config.ple.empty()) {
+    LODE_ASSIGN_OR_RETURN(ple_, PleReader::Create(*source_));
+  }
+  LODE_ASSIGN_OR_RETURN(forward_, Forward::Create(config, weights_, *device_, *state_, ple_.get()));
+  return OkStatus();
+}
+
+// Pulls and the tier read the arenas, so serving starts when every expert of every node is complete. Loading may take long; only
+// a standstill ends it.
+Status GpuWorker::WaitForArenas(const ProgressFn& progress) {
+  const uint64_t all = arenas_->complete_all();
+  uint64_t seen = arenas_->complete(), moved = NowNs();
+  for (uint64_t now; (now = arenas_->complete()) != all;) {
+    if (stop_->load()) return Stopped();
+    if (now != seen) {
+      seen = now;
+      moved = NowNs();
+      if (progress) progress("wait for experts", seen, all);
+    } else if (NowNs() - moved > kArenaIdleNsMax) {
+      return DeadlineExceeded("the CPU workers' arenas stand at {} of {} experts for {} s; see their logs", seen, all,
+                              kArenaIdleNsMax / 1'000'000'000);
+    }
+    exchange_->As<ExchangeHeader>()->gpu_heartbeat.fetch_add(1, std::memory_order_relaxed);
+    std::this_thread::sleep_for(kArenaPoll);
+  }
+  for (size_t node = 0; node < arena_segments_.size(); ++node) {
+    LODE_RETURN_IF_ERROR(CheckArena(*arena_segments_[node], layouts_[node], source_->identity()));
+  }
+  return OkStatus();
+}
+
+Status GpuWorker::FillTier(const LoadPlan& plan, const ProgressFn& progress) {
+  LODE_ASSIGN_OR_RETURN(const std::vector<RankedExpert> ranking, ReadProfile(plan.profile, arenas_->layers(), arenas_->experts()));
+  const auto fill = [&](uint64_t done, uint64_t total) {
+    if (progress) progress("fill slots", done, total);
+  };
+  LODE_ASSIGN_OR_RETURN(tier_, ExpertTier::Create(*arenas_, plan.vram_budget_bytes, ranking, fill));
+  return stop_->load() ? Stopped() : OkStatus();
+}
+
+void GpuWorker::BuildLoop(const LoadPlan& plan) {
+  const ModelConfig& config = source_->config();
+  LanesOptions lanes;
+  lanes.experts_used = config.experts_used;
+  lanes.generation = generation_;
+  lanes.float_reference = plan.float_reference;
+  lanes.spin_ns = plan.spin_us * kNsPerUs;
+  if (plan.wait_ms > 0) lanes.wait_ns = plan.wait_ms * kNsPerMs;
+  if (plan.wait_max_ms > 0) lanes.wait_max_ns = plan.wait_max_ms * kNsPerMs;
+  lanes_ = std::make_unique<CpuLanes>(lanes, *arenas_, tier_.get(), exchange_->data(), &device_->pool());
+
+  GpuLoopOptions loop;
+  loop.limits = {generation_, index_, config.vocab, plan.context, plan.kv_blocks, plan.sequence_slots};
+  loop.spin_ns = plan.spin_us * kNsPerUs;
+  GpuLoopParts parts = {&config, device_.get(), state_.get(), forward_.get(), tier_.get(), lanes_.get(),
+                        exchange_->As<ExchangeHeader>(), window_->As<WindowSegment>()};
+  std::lock_guard<std::mutex> lock(mutex_);
+  loop_ = std::make_unique<GpuWorkerLoop>(loop, parts);
+}
+
+ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
+  ReadyReport report;
+  uint64_t device_bytes = 0;
+  for (const DeviceAllocation& a : device_->allocations()) device_bytes += a.bytes;
+  report.memory_bytes = device_bytes + tier_->slot_bytes_total();
+  report.facts["device"] = plan.device;
+  report.facts["isa"] = device_->kernels().name;
+  report.facts["threads"] = std::to_string(device_->pool().threads());
+  report.facts["dense_bytes"] = std::to_string(weights_.bytes);
+  report.facts["device_bytes"] = std::to_string(device_bytes);
+  report.facts["slot_bytes"] = std::to_string(tier_->slot_bytes_total());
+  report.facts["resident_experts"] = std::to_string(tier_->resident_experts());
+  report.facts["kv_type"] = plan.kv_type;
+  report.summary = fmt::format(
+      "device {}: {} MiB in all ({} MiB dense weights, {} MiB expert slots with {} of {} experts); isa {}, {} threads, kv {}",
+      plan.device, report.memory_bytes >> 20, weights_.bytes >> 20, tier_->slot_bytes_total() >> 20, tier_->resident_experts(),
+      arenas_->complete_all(), device_->kernels().name, device_->pool().threads(), plan.kv_type);
+  return report;
+}
+
+void GpuWorker::Run() { loop_->Run(*stop_); }
+
+std::map<std::string, double> GpuWorker::Statistics() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return loop_ != nullptr ? loop_->Statistics() : std::map<std::string, double>();
+}
+
+void GpuWorker::CpuWorkerReplaced(uint32_t worker) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (loop_ != nullptr) loop_->WorkerReplaced(worker);
+}
+
+}  // namespace lode

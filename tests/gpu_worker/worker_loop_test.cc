@@ -1,0 +1,304 @@
+// A whole GPU worker in process, with real CPU workers and rings: load, plans in, results out. Same picks and logits whatever the
+// tunables; drafts judged right; bad plans refused; void windows leave nothing behind; picks agree with the sampler on the same logits.
+#include "gpu_worker/worker_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+
+#include "gpu_worker/gpu_worker.h"
+#include "tests/gpu_worker/worker_fixture.h"
+
+namespace lode {
+namespace {
+
+constexpr uint32_t kGeneration = 5;
+
+class WorkerLoopTest : public ::testing::Test {
+ protected:
+  WorkerLoopTest() : workers_(DemoModel(), 2) {
+    auto window = Segment::Create("window", sizeof(WindowSegment));
+    EXPECT_TRUE(window.ok()) << window.status();
+    window_ = std::move(*window);
+    InitWindowSegment(*window_, kGeneration, 0, workers_.config().vocab);
+    worker_ = std::make_unique<GpuWorker>(0, kGeneration);
+    auto ready = worker_->Load(Plan(), Segments(), nullptr, stop_);
+    EXPECT_TRUE(ready.ok()) << ready.status();
+    thread_ = std::thread([this] { worker_->Run(); });
+    for (uint32_t b = 0; b < 4; ++b) {
+      for (uint32_t slot = 0; slot < 2; ++slot) segment()->sequences[slot].kv_blocks[b] = slot * 4 + b;
+    }
+  }
+  ~WorkerLoopTest() override {
+    stop_ = true;
+    thread_.join();
+  }
+
+  LoadPlan Plan() const {
+    LoadPlan plan = workers_.plan();
+    plan.device = "cpu";
+    plan.kv_type = "q8";
+    plan.kv_blocks = 8;
+    plan.sequence_slots = 2;
+    plan.context = 1024;
+    plan.vram_budget_bytes = 4 << 20;
+    return plan;
+  }
+  GpuSegments Segments() const {
+    GpuSegments segments = {Fd(dup(window_->fd())), Fd(dup(workers_.exchange().fd())), {}};
+    for (uint32_t n = 0; n < workers_.n(); ++n) segments.arenas.emplace_back(dup(workers_.arena(n).fd()));
+    return segments;
+  }
+  WindowSegment* segment() const { return window_->As<WindowSegment>(); }
+
+  WindowResult Run(WindowPlan plan) {
+    plan.window = ++window_number_;
+    plan.generation = kGeneration;
+    EXPECT_TRUE(segment()->plans.TryPush(plan));
+    WindowResult result = {};
+    EXPECT_TRUE(segment()->results.Pop(&result, {0, NowNs() + 100'000'000'000}));
+    EXPECT_EQ(result.window, plan.window);
+    return result;
+  }
+  // A window of `tokens` of one slot from `position` on; the last `drafts` of them are drafts. Every row picks.
+  WindowPlan Rows(uint32_t slot, uint64_t epoch, uint32_t position, const std::vector<int32_t>& tokens, uint32_t drafts = 0) const {
+    WindowPlan plan = {};
+    plan.flags = kHashLogits;
+    plan.tunables = tunables_;
+    plan.n_seqs = 1;
+    SequencePlan& seq = plan.seqs[0];
+    seq.epoch = epoch;
+    seq.slot = slot;
+    seq.committed = position;
+    seq.block_count = 4;
+    seq.sampling = sampling_;
+    for (uint32_t i = 0; i < tokens.size(); ++i) {
+      RowPlan& row = plan.rows[plan.n_rows++];
+      row.position = position + i;
+      row.token = tokens[i];
+      row.target = -1;
+      row.mask_offset = kNoMask;
+      row.needs_logits = row.pick = 1;
+      row.kind = i + drafts >= tokens.size() ? RowKind::kDraft : RowKind::kPrompt;
+    }
+    return plan;
+  }
+
+  struct Text {
+    std::vector<int32_t> tokens;
+    std::vector<uint64_t> hashes;
+    bool operator==(const Text&) const = default;
+  };
+  // Prompt, then `n` tokens one by one; `each` may change anything of a plan before it goes out.
+  Text Generate(uint32_t n, const std::function<void(uint32_t step, WindowPlan*)>& each = nullptr) {
+    const std::vector<int32_t> prompt = {100, 200, 300, 400, 500};
+    ++epoch_;
+    Text text;
+    uint32_t position = 0;
+    std::vector<int32_t> next = prompt;
+    for (uint32_t step = 0; step < n; ++step) {
+      WindowPlan plan = Rows(0, epoch_, position, next);
+      if (step > 0) plan.rows[0].kind = RowKind::kDecode;
+      if (each) each(step, &plan);
+      const WindowResult result = Run(plan);
+      EXPECT_EQ(result.status, WindowStatus::kOk) << "step " << step << " detail " << result.error.detail;
+      if (result.status != WindowStatus::kOk) break;
+      position += plan.n_rows;
+      const RowResult& last = result.rows[plan.n_rows - 1];
+      text.tokens.push_back(last.token);
+      text.hashes.push_back(last.logits_hash);
+      next = {last.token};
+    }
+    return text;
+  }
+
+  static Tunables StartTunables() {
+    Tunables t = {};
+    t.epoch = 1;
+    t.vram_budget_bytes = 4 << 20;
+    t.pull_share = 0.5f;
+    t.tier_policy = static_cast<uint32_t>(TierPolicy::kDecayedLfu);
+    t.device_isa = BestIsa();
+    for (uint32_t& isa : t.cpu_isa) isa = BestIsa();
+    return t;
+  }
+  static SamplingPlan StartSampling() {
+    SamplingPlan s = {};
+    s.seed = 42;
+    s.temperature = 0.8f;
+    s.top_p = 0.95f;
+    s.top_k = 50;
+    s.repetition_penalty = 1.0f;
+    return s;
+  }
+
+  Workers workers_;
+  std::unique_ptr<Segment> window_;
+  std::atomic<bool> stop_{false};
+  std::unique_ptr<GpuWorker> worker_;
+  std::thread thread_;
+  Tunables tunables_ = StartTunables();
+  SamplingPlan sampling_ = StartSampling();
+  uint64_t window_number_ = 0, epoch_ = 0;
+};
+
+TEST_F(WorkerLoopTest, TextDoesNotDependOnTunables) {
+  const Text plain = Generate(16);
+  ASSERT_EQ(plain.tokens.size(), 16u);
+  const Text again = Generate(16, [&](uint32_t step, WindowPlan* plan) {
+    Tunables& t = plan->tunables;
+    t.epoch = 100 + step;
+    t.pull_share = static_cast<float>(step % 5) / 4;
+    t.vram_budget_bytes = (step % 4) * (3 << 20);
+    t.tier_policy = step % 2;
+    t.device_isa = step % 2 ? BestIsa() : 0;
+    t.cpu_isa[0] = step % 3 ? BestIsa() : 0;
+    t.cpu_threads = t.device_threads = step % 2;
+    if (step % 7 == 6) plan->flags |= kCpuLaneDown;
+  });
+  EXPECT_EQ(plain, again);
+}
+
+TEST_F(WorkerLoopTest, DraftsAreProposedByEqualityAndLeaveNoTrace) {
+  sampling_.temperature = 0;
+  const Text plain = Generate(8);
+  ++epoch_;
+  // The prompt's last token and three drafts of which two are right; then the right ones are committed.
+  WindowResult r = Run(Rows(0, epoch_, 0, {100, 200, 300, 400}));
+  ASSERT_EQ(r.status, WindowStatus::kOk);
+  EXPECT_EQ(r.proposed_accepts[0], 4u);
+  WindowPlan plan = Rows(0, epoch_, 4, {500, plain.tokens[0], plain.tokens[1], plain.tokens[2] + 1}, 3);
+  plan.rows[0].kind = RowKind::kDecode;
+  r = Run(plan);
+  ASSERT_EQ(r.status, WindowStatus::kOk);
+  EXPECT_EQ(r.proposed_accepts[0], 3u);
+  EXPECT_EQ(r.n_drafts[0], 0u);
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(r.rows[i].token, plain.tokens[i]);
+    EXPECT_EQ(r.rows[i].logits_hash, plain.hashes[i]);
+  }
+  plan = Rows(0, epoch_, 7, {plain.tokens[2]});
+  plan.seqs[0].accepted = 3;
+  plan.rows[0].kind = RowKind::kDecode;
+  r = Run(plan);
+  EXPECT_EQ(r.rows[0].logits_hash, plain.hashes[3]) << "the rejected draft left a trace";
+}
+
+TEST_F(WorkerLoopTest, AVoidWindowIsAnsweredAndItsRelaunchHasTheSameBits) {
+  const Text plain = Generate(6);
+  ++epoch_;
+  const Text again = Generate(6, [&](uint32_t step, WindowPlan* plan) {
+    if (step != 3) return;
+    workers_.header()->abort_window.store(window_number_ + 1);
+    const WindowResult void_result = Run(*plan);
+    EXPECT_EQ(void_result.status, WindowStatus::kAborted);
+    EXPECT_EQ(void_result.error.detail, static_cast<uint32_t>(LaneError::kAbortWord));
+  });
+  EXPECT_EQ(plain, again);
+}
+
+TEST_F(WorkerLoopTest, RefusesBadPlansAndGoesOn) {
+  const Text plain = Generate(3);
+  WindowPlan bad = Rows(0, epoch_ + 1, 0, {1});
+  bad.rows[0].token = -3;
+  WindowResult r = Run(bad);
+  EXPECT_EQ(r.status, WindowStatus::kBadPlan);
+  EXPECT_EQ(r.error.detail, static_cast<uint32_t>(PlanError::kToken));
+  bad = Rows(0, epoch_ + 1, 7, {1});  // a sequence that never computed positions 0..6
+  r = Run(bad);
+  EXPECT_EQ(r.status, WindowStatus::kBadPlan);
+  EXPECT_EQ(r.error.detail, static_cast<uint32_t>(PlanError::kHistory));
+  bad = Rows(0, epoch_ + 1, 0, {1});
+  bad.tunables.epoch = 999;
+  bad.tunables.device_isa = 1000;
+  r = Run(bad);
+  EXPECT_EQ(r.error.detail, static_cast<uint32_t>(PlanError::kTunables));
+  EXPECT_EQ(Generate(3), plain);
+}
+
+TEST_F(WorkerLoopTest, ResultsCarryWhatTheContractLists) {
+  WindowPlan plan = Rows(1, 77, 0, {100, 200, 300});
+  plan.flags |= kTraceRouting | kTimeStages;
+  plan.rows[1].top_logprobs = 5;
+  plan.rows[1].target = 300;
+  plan.rows[0].needs_logits = plan.rows[0].pick = 0;
+  const WindowResult r = Run(plan);
+  ASSERT_EQ(r.status, WindowStatus::kOk);
+  EXPECT_EQ(r.rows[0].token, -1);
+  EXPECT_EQ(r.rows[0].logits_hash, 0u);
+  EXPECT_EQ(r.rows[1].n_top, 5u);
+  EXPECT_EQ(r.rows[1].top[0].token, r.rows[1].argmax);
+  for (int i = 1; i < 5; ++i) EXPECT_GE(r.rows[1].top[i - 1].logprob, r.rows[1].top[i].logprob);
+  EXPECT_LT(r.rows[1].target_logprob, 0.0f);
+  EXPECT_LE(r.rows[1].logprob, r.rows[1].top[0].logprob);
+  const ModelConfig& c = workers_.config();
+  uint64_t distinct = 0, bytes = 0;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) distinct += r.lookups[lane], bytes += r.bytes[lane];
+  EXPECT_GE(distinct, uint64_t{c.layers} * c.experts_used);
+  EXPECT_GT(bytes, 0u);
+  for (uint32_t row = 0; row < 3; ++row) {
+    EXPECT_EQ(r.rows[row].lookups[0] + r.rows[row].lookups[1] + r.rows[row].lookups[2], c.layers * c.experts_used);
+    for (uint32_t layer = 0; layer < c.layers; ++layer) {
+      const uint16_t* ids = segment()->traces[r.window % kWindowRingSlots].ids[row][layer];
+      for (uint32_t o = 0; o < c.experts_used; ++o) {
+        EXPECT_LT(ids[o], c.experts);
+        for (uint32_t p = 0; p < o; ++p) EXPECT_NE(ids[o], ids[p]);
+      }
+    }
+  }
+  EXPECT_GT(r.window_ns, 0u);
+  EXPECT_GT(r.stage_ns[static_cast<uint32_t>(Stage::kHead)], 0u);
+  EXPECT_GT(r.resident_experts, 0u);
+  EXPECT_LE(r.resident_bytes, uint64_t{4} << 20);
+  EXPECT_GT(workers_.header()->gpu_heartbeat.load(), 0u);
+  // A flush answers too.
+  WindowPlan flush = {};
+  flush.tunables = tunables_;
+  flush.n_seqs = 1;
+  flush.seqs[0] = plan.seqs[0];
+  flush.seqs[0].committed = 3;
+  flush.seqs[0].accepted = 3;
+  EXPECT_EQ(Run(flush).status, WindowStatus::kOk);
+  const auto statistics = worker_->Statistics();
+  EXPECT_EQ(statistics.at("windows_ok"), 2.0);
+}
+
+TEST_F(WorkerLoopTest, LoadRefusesWhatDoesNotFit) {
+  const auto refused = [&](const std::function<void(LoadPlan*, GpuSegments*)>& spoil) {
+    LoadPlan plan = Plan();
+    GpuSegments segments = Segments();
+    spoil(&plan, &segments);
+    GpuWorker other(0, kGeneration);
+    auto ready = other.Load(plan, std::move(segments), nullptr, stop_);
+    return ready.ok() ? std::string() : Message(ready.status());
+  };
+  EXPECT_EQ(refused([](LoadPlan*, GpuSegments*) {}), "");
+  EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->device = "cuda"; }), "");
+  EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->identity = "other"; }), "");
+  EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->kv_type = "q4"; }), "");
+  EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->profile = "/nonexistent"; }), "");
+  EXPECT_NE(refused([](LoadPlan*, GpuSegments* s) { std::swap(s->arenas[0], s->arenas[1]); }), "");
+  EXPECT_NE(refused([](LoadPlan*, GpuSegments* s) { std::swap(s->window, s->exchange); }), "");
+  EXPECT_NE(refused([](LoadPlan*, GpuSegments* s) { s->arenas.pop_back(); }), "");
+}
+
+TEST(ProposeAccepts, CountsRowsUntilTheFirstWrongDraft) {
+  WindowPlan plan = {};
+  WindowResult result = {};
+  plan.n_rows = 6;
+  plan.n_seqs = 2;
+  const int32_t tokens[] = {1, 2, 3, 9, 5, 6};
+  for (uint32_t r = 0; r < 6; ++r) {
+    plan.rows[r].seq_index = r < 5 ? 0 : 1;
+    plan.rows[r].kind = r == 0 || r == 5 ? RowKind::kDecode : RowKind::kDraft;
+    plan.rows[r].token = tokens[r];
+    result.rows[r].token = static_cast<int32_t>(r + 2);  // the row before picked 2, 3, 4, 5, ...
+  }
+  ProposeAccepts(plan, &result);
+  EXPECT_EQ(result.proposed_accepts[0], 3u);  // 1, 2, 3; 9 is wrong, and 5 behind it does not count although it equals the pick
+  EXPECT_EQ(result.proposed_accepts[1], 1u);
+}
+
+}  // namespace
+}  // namespace lode
