@@ -17,6 +17,7 @@ uint64_t ProgressSignature(const GpuLink& link) {
   // Relaxed throughout: the words are only compared with their earlier selves.
   uint64_t sum = x.bell.value.load(std::memory_order_relaxed) * 31 +
                  x.window_epoch.value.load(std::memory_order_relaxed);
+  sum = sum * 31 + x.gpu_heartbeat.load(std::memory_order_relaxed);
   for (uint32_t i = 0; i < link.n_cpu_workers; ++i) {
     sum = sum * 31 + x.workers[i].ack.value.load(std::memory_order_relaxed);
     sum = sum * 31 + x.workers[i].progress.load(std::memory_order_relaxed);
