@@ -1,5 +1,6 @@
-// Which kernel table this machine runs: CPUID for the instructions, XGETBV for the registers the operating system saves.
-// Called once at start by every process that computes (`--isa` overrides), on its main thread; the answer never changes.
+// Which kernel table this machine runs: CPUID for the instructions, XGETBV for the registers the
+// operating system saves. Called once at start by every process that computes (`--isa` overrides),
+// on its main thread; the answer never changes.
 #include <cpuid.h>
 #include <immintrin.h>
 
@@ -28,13 +29,13 @@ constexpr Feature kAvx2Features[] = {
     {7, 1, 5, "the CPU has no AVX2"},
 };
 constexpr Feature kAvx512Features[] = {
-    {7, 1, 16, "the CPU has no AVX-512 F"},   {7, 1, 17, "the CPU has no AVX-512 DQ"},
-    {7, 1, 30, "the CPU has no AVX-512 BW"},  {7, 1, 31, "the CPU has no AVX-512 VL"},
+    {7, 1, 16, "the CPU has no AVX-512 F"},    {7, 1, 17, "the CPU has no AVX-512 DQ"},
+    {7, 1, 30, "the CPU has no AVX-512 BW"},   {7, 1, 31, "the CPU has no AVX-512 VL"},
     {7, 2, 11, "the CPU has no AVX-512 VNNI"},
 };
-constexpr uint32_t kOsxsaveBit = 27;          // leaf 1, ecx: XGETBV exists and the system uses XSAVE
-constexpr uint64_t kAvxState = 0x06;          // XCR0: SSE and AVX registers
-constexpr uint64_t kAvx512State = 0xe6;       // and opmask, upper halves, registers 16..31
+constexpr uint32_t kOsxsaveBit = 27;     // leaf 1, ecx: XGETBV exists and the system uses XSAVE
+constexpr uint64_t kAvxState = 0x06;     // XCR0: SSE and AVX registers
+constexpr uint64_t kAvx512State = 0xe6;  // and opmask, upper halves, registers 16..31
 
 bool HasBit(const Feature& f) {
   uint32_t r[4] = {};
@@ -55,7 +56,8 @@ const char* Missing(const Feature (&features)[kCount]) {
   return nullptr;
 }
 const char* MissingForAvx2() {
-  if ((SavedState() & kAvxState) != kAvxState) return "the operating system does not save AVX registers";
+  if ((SavedState() & kAvxState) != kAvxState)
+    return "the operating system does not save AVX registers";
   return Missing(kAvx2Features);
 }
 const char* MissingForAvx512() {

@@ -1,4 +1,5 @@
-// See reference.h. Every formula is written out per weight index, as docs/design/formats.md states it.
+// See reference.h. Every formula is written out per weight index, as docs/design/formats.md states
+// it.
 #include "kernels/reference/reference.h"
 
 #include <cmath>
@@ -10,7 +11,8 @@ namespace {
 uint16_t U16(const uint8_t* p) { return static_cast<uint16_t>(p[0] + 256 * p[1]); }
 float F16At(const uint8_t* p) { return FromF16(U16(p)); }
 
-constexpr int kIq4Nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int kIq4Nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                            1,    13,   25,  38,  53,  69,  89,  113};
 
 int Q4KScale(const uint8_t* p, uint32_t g) {
   return g < 4 ? p[g] & 63 : (p[4 + g] & 15) | (p[g - 4] >> 6) << 4;

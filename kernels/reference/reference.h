@@ -1,5 +1,6 @@
-// The definition of the arithmetic in obvious, slow code: what the kernel tables are compared with, bit for bit. Written weight
-// by weight from the format's formulas, sharing no code with kernels/cpu. Used by tests (any thread, no state).
+// The definition of the arithmetic in obvious, slow code: what the kernel tables are compared with,
+// bit for bit. Written weight by weight from the format's formulas, sharing no code with
+// kernels/cpu. Used by tests (any thread, no state).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@
 
 namespace lode::reference {
 
-// A weight of a quantised block is scale * code + offset, `code` an integer. Its share in the block's integer sums:
+// A weight of a quantised block is scale * code + offset, `code` an integer. Its share in the
+// block's integer sums:
 //   isum += group_scale * code * y,  msum += group_min * y
 struct Weight {
   int code;         // offset or table applied: Q2_0 -1..2, IQ4_NL table entry, ...

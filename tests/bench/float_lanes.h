@@ -1,5 +1,6 @@
-// The usual way to sum block terms, for comparison only: every vector lane keeps its own fp32 sum and the lanes are added once at
-// the end of a row. Fast and simple, but its bits depend on the register width. One activation row, AVX-512 with VNNI.
+// The usual way to sum block terms, for comparison only: every vector lane keeps its own fp32 sum
+// and the lanes are added once at the end of a row. Fast and simple, but its bits depend on the
+// register width. One activation row, AVX-512 with VNNI.
 #pragma once
 
 #include "kernels/kernel_table.h"

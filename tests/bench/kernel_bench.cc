@@ -1,7 +1,9 @@
-// How fast the matrix product reads weights: format x instruction set x activation rows, one thread, in GB/s of weight bytes, once
-// streaming from memory and once from the cache (the arithmetic's own limit). First asserts each case against the reference, then
-// times it. The last part prices the frozen term order: the same products with independent fp32 lanes, as engines usually do,
-// against one ordered accumulator per row. Run alone on a quiet machine: `kernel_bench [MiB of weights [format]]`; output is CSV.
+// How fast the matrix product reads weights: format x instruction set x activation rows, one
+// thread, in GB/s of weight bytes, once streaming from memory and once from the cache (the
+// arithmetic's own limit). First asserts each case against the reference, then times it. The last
+// part prices the frozen term order: the same products with independent fp32 lanes, as engines
+// usually do, against one ordered accumulator per row. Run alone on a quiet machine: `kernel_bench
+// [MiB of weights [format]]`; output is CSV.
 #include <time.h>
 
 #include <algorithm>
@@ -15,12 +17,13 @@
 namespace lode::testing {
 namespace {
 
-constexpr uint32_t kCols = 2560;            // the flagship's hidden size
-constexpr size_t kCacheBytes = 192 << 10;   // fits a second-level cache
-constexpr double kMinSeconds = 0.05;        // per repetition
-constexpr int kRepetitions = 5;             // the best counts: other load only ever slows down
+constexpr uint32_t kCols = 2560;           // the flagship's hidden size
+constexpr size_t kCacheBytes = 192 << 10;  // fits a second-level cache
+constexpr double kMinSeconds = 0.05;       // per repetition
+constexpr int kRepetitions = 5;            // the best counts: other load only ever slows down
 
-// The thread's own processor time: equal to wall time on a quiet machine, and blind to other processes' time slices.
+// The thread's own processor time: equal to wall time on a quiet machine, and blind to other
+// processes' time slices.
 double ThreadSeconds() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -59,7 +62,8 @@ struct Case {
     n_rows = static_cast<uint32_t>(bytes / row_bytes / 16 * 16);
     const std::vector<uint8_t> some = RandomWeights(f, 64 * kCols, 1, false);
     for (size_t done = 0; done < n_rows * row_bytes; done += some.size())
-      w.insert(w.end(), some.begin(), some.begin() + std::min(some.size(), n_rows * row_bytes - done));
+      w.insert(w.end(), some.begin(),
+               some.begin() + std::min(some.size(), n_rows * row_bytes - done));
     for (uint32_t a = 0; a < n_acts; ++a) {
       x.push_back(RandomActivations(kCols, 7 + a));
       q.push_back(reference::Quantize(x[a], Info(f).act_block_len ? Info(f).act_block_len : 32));
@@ -70,7 +74,9 @@ struct Case {
       out.push_back(y[a].data());
     }
   }
-  MatArgs Args() const { return {w.data(), RowBytes(format, kCols), n_rows, kCols, acts.data(), n_acts, out.data()}; }
+  MatArgs Args() const {
+    return {w.data(), RowBytes(format, kCols), n_rows, kCols, acts.data(), n_acts, out.data()};
+  }
 
   void CheckFirstRows(const char* name) const {
     for (uint32_t r = 0; r < std::min(n_rows, 20u); ++r) {
@@ -78,9 +84,11 @@ struct Case {
       for (uint32_t a = 0; a < n_acts; ++a) {
         const float want = Info(format).act_block_len
                                ? reference::QuantizedDot(format, row, q[a], kCols)
-                               : reference::FloatDot(reference::Dequant(format, row, kCols).data(), x[a].data(), kCols);
+                               : reference::FloatDot(reference::Dequant(format, row, kCols).data(),
+                                                     x[a].data(), kCols);
         if (Bits(y[a][r]) == Bits(want)) continue;
-        std::fprintf(stderr, "%s %s row %u differs from the reference\n", name, Info(format).name, r);
+        std::fprintf(stderr, "%s %s row %u differs from the reference\n", name, Info(format).name,
+                     r);
         std::exit(1);
       }
     }
@@ -102,7 +110,8 @@ void Products(size_t memory_bytes, const char* only) {
         const double from_memory = GigabytesPerSecond(memory, [&] { mat(memory.Args()); });
         memory.CheckFirstRows(table->name);
         const double from_cache = GigabytesPerSecond(cache, [&] { mat(cache.Args()); });
-        std::printf("%s,%s,%u,%.2f,%.2f\n", Info(format).name, table->name, n_acts, from_memory, from_cache);
+        std::printf("%s,%s,%u,%.2f,%.2f\n", Info(format).name, table->name, n_acts, from_memory,
+                    from_cache);
         std::fflush(stdout);
       }
     }
@@ -117,18 +126,24 @@ void PriceOfTheOrder(size_t memory_bytes) {
     return;
   }
   std::printf("order,format,GB/s from memory,GB/s from cache\n");
-  for (const auto& [format, lanes] : {std::pair(Format::kQ8_0, &FloatLanesQ8_0), std::pair(Format::kQ4_K, &FloatLanesQ4_K)}) {
+  for (const auto& [format, lanes] :
+       {std::pair(Format::kQ8_0, &FloatLanesQ8_0), std::pair(Format::kQ4_K, &FloatLanesQ4_K)}) {
     const Case memory(format, memory_bytes, 1), cache(format, kCacheBytes, 1);
     const MatFn mat = table->mat[static_cast<size_t>(format)];
-    std::printf("ordered,%s,%.2f,%.2f\n", Info(format).name, GigabytesPerSecond(memory, [&] { mat(memory.Args()); }),
+    std::printf("ordered,%s,%.2f,%.2f\n", Info(format).name,
+                GigabytesPerSecond(memory, [&] { mat(memory.Args()); }),
                 GigabytesPerSecond(cache, [&] { mat(cache.Args()); }));
-    std::printf("float lanes,%s,%.2f,%.2f\n", Info(format).name, GigabytesPerSecond(memory, [&] { lanes(memory.Args()); }),
+    std::printf("float lanes,%s,%.2f,%.2f\n", Info(format).name,
+                GigabytesPerSecond(memory, [&] { lanes(memory.Args()); }),
                 GigabytesPerSecond(cache, [&] { lanes(cache.Args()); }));
-    // The lanes' sum differs from the ordered one by rounding only; a larger difference means a wrong kernel.
+    // The lanes' sum differs from the ordered one by rounding only; a larger difference means a
+    // wrong kernel.
     for (uint32_t r = 0; r < 20; ++r) {
-      const float want = reference::QuantizedDot(format, memory.w.data() + r * RowBytes(format, kCols), memory.q[0], kCols);
+      const float want = reference::QuantizedDot(
+          format, memory.w.data() + r * RowBytes(format, kCols), memory.q[0], kCols);
       if (std::fabs(memory.y[0][r] - want) > 1e-3f * (1.0f + std::fabs(want))) {
-        std::fprintf(stderr, "float lanes %s row %u: %g, expected %g\n", Info(format).name, r, memory.y[0][r], want);
+        std::fprintf(stderr, "float lanes %s row %u: %g, expected %g\n", Info(format).name, r,
+                     memory.y[0][r], want);
         std::exit(1);
       }
     }

@@ -1,5 +1,6 @@
-// The elementary functions of kernels/canonical.h against the C library in double precision (only here may libm judge), the
-// emulated fused multiply-add against the hardware's meaning, 16-bit floats exhaustively, Philox against its published vectors.
+// The elementary functions of kernels/canonical.h against the C library in double precision (only
+// here may libm judge), the emulated fused multiply-add against the hardware's meaning, 16-bit
+// floats exhaustively, Philox against its published vectors.
 #include "kernels/canonical.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,8 @@
 namespace lode::canonical {
 namespace {
 
-// Distance of a float result from the exact value in units of the last place of the float nearest to it (denormals included).
+// Distance of a float result from the exact value in units of the last place of the float nearest
+// to it (denormals included).
 double UlpError(float got, double exact) {
   const float nearest = static_cast<float>(exact);
   if (std::isinf(nearest) || std::isnan(nearest)) return BitsOf(got) == BitsOf(nearest) ? 0 : 1e9;
@@ -39,12 +41,15 @@ const float kInf = std::numeric_limits<float>::infinity();
 // A dense scan (every third float) finds 1.01 ulp at worst; this sample must not be worse.
 TEST(Canonical, ExpIsWithinOneUlp) {
   double worst = 0;
-  const auto check = [&](float x) { worst = std::max(worst, UlpError(Exp(x), std::exp(static_cast<double>(x)))); };
+  const auto check = [&](float x) {
+    worst = std::max(worst, UlpError(Exp(x), std::exp(static_cast<double>(x))));
+  };
   ForFloats(0.0f, 88.72283f, kStep, check);
   ForFloats(-0.0f, -87.3f, kStep, check);
   std::printf("exp: worst error %.3f ulp\n", worst);
   EXPECT_LE(worst, 1.01);
-  // Denormal results are rounded a second time when the last scaling makes them denormal: half a unit more.
+  // Denormal results are rounded a second time when the last scaling makes them denormal: half a
+  // unit more.
   ForFloats(-87.3f, -110.0f, 97, check);
   std::printf("exp with denormal results: worst error %.3f ulp\n", worst);
   EXPECT_LE(worst, 1.5);
@@ -60,8 +65,12 @@ TEST(Canonical, ExpIsWithinOneUlp) {
 TEST(Canonical, LogIsWithinOneUlp) {
   double worst = 0;
   ForFloats(std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::max(), kStep,
-            [&](float x) { worst = std::max(worst, UlpError(Log(x), std::log(static_cast<double>(x)))); });
-  ForFloats(0.9f, 1.1f, 1, [&](float x) { worst = std::max(worst, UlpError(Log(x), std::log(static_cast<double>(x)))); });
+            [&](float x) {
+              worst = std::max(worst, UlpError(Log(x), std::log(static_cast<double>(x))));
+            });
+  ForFloats(0.9f, 1.1f, 1, [&](float x) {
+    worst = std::max(worst, UlpError(Log(x), std::log(static_cast<double>(x))));
+  });
   std::printf("log: worst error %.3f ulp\n", worst);
   EXPECT_LE(worst, 1.0);
   EXPECT_EQ(BitsOf(Log(1.0f)), 0u);
@@ -73,8 +82,9 @@ TEST(Canonical, LogIsWithinOneUlp) {
   EXPECT_TRUE(std::isnan(Log(std::nanf(""))));
 }
 
-// sigmoid = 1 / (1 + exp(-x)): the errors of exp (1 ulp of a term that is at most the sum), of the addition and of the division
-// (half each) add up to 2; silu rounds once more; softplus = log1p(exp) carries exp's and log's errors.
+// sigmoid = 1 / (1 + exp(-x)): the errors of exp (1 ulp of a term that is at most the sum), of the
+// addition and of the division (half each) add up to 2; silu rounds once more; softplus =
+// log1p(exp) carries exp's and log's errors.
 TEST(Canonical, DerivedFunctionsStayClose) {
   double sigmoid = 0, silu = 0, softplus = 0, log1p = 0, inv_sqrt = 0;
   const auto check = [&](float x) {
@@ -89,8 +99,8 @@ TEST(Canonical, DerivedFunctionsStayClose) {
     log1p = std::max(log1p, UlpError(Log1p(x), std::log1p(static_cast<double>(x))));
     inv_sqrt = std::max(inv_sqrt, UlpError(InvSqrt(x), 1 / std::sqrt(static_cast<double>(x))));
   });
-  std::printf("worst error in ulp: sigmoid %.2f silu %.2f softplus %.2f log1p %.2f invsqrt %.2f\n", sigmoid, silu,
-              softplus, log1p, inv_sqrt);
+  std::printf("worst error in ulp: sigmoid %.2f silu %.2f softplus %.2f log1p %.2f invsqrt %.2f\n",
+              sigmoid, silu, softplus, log1p, inv_sqrt);
   EXPECT_LE(sigmoid, 2.5);
   EXPECT_LE(silu, 3.0);
   EXPECT_LE(softplus, 3.0);
@@ -106,7 +116,8 @@ TEST(Canonical, DerivedFunctionsStayClose) {
 float RandomBits(std::mt19937_64& rng) { return FromBits(static_cast<uint32_t>(rng())); }
 bool SameFloat(float a, float b) { return BitsOf(a) == BitsOf(b) || (a != a && b != b); }
 
-// This file is built without FMA instructions, so Fma is the emulation; std::fma is correctly rounded by definition.
+// This file is built without FMA instructions, so Fma is the emulation; std::fma is correctly
+// rounded by definition.
 TEST(Canonical, FmaEmulationIsAFusedOperation) {
   std::mt19937_64 rng(1);
   for (int i = 0; i < 4'000'000; ++i) {
@@ -115,13 +126,16 @@ TEST(Canonical, FmaEmulationIsAFusedOperation) {
   }
   // Operands of similar size, and a sum that nearly cancels: where double rounding would show.
   for (int i = 0; i < 4'000'000; ++i) {
-    const float a = FromBits(0x3f800000u | (rng() & 0x7fffffu)), b = FromBits(0x3f800000u | (rng() & 0x7fffffu));
+    const float a = FromBits(0x3f800000u | (rng() & 0x7fffffu)),
+                b = FromBits(0x3f800000u | (rng() & 0x7fffffu));
     const int shift = static_cast<int>(rng() % 60) - 30;
-    const float c = std::ldexp(FromBits(0x3f800000u | (rng() & 0x7fffffu)), shift) * (rng() % 2 ? 1.0f : -1.0f);
+    const float c =
+        std::ldexp(FromBits(0x3f800000u | (rng() & 0x7fffffu)), shift) * (rng() % 2 ? 1.0f : -1.0f);
     ASSERT_TRUE(SameFloat(Fma(a, b, c), std::fma(a, b, c))) << a << " " << b << " " << c;
     ASSERT_TRUE(SameFloat(Fma(a, b, -(a * b)), std::fma(a, b, -(a * b))));
     const float tiny = std::ldexp(a, -75), tiny2 = std::ldexp(b, -65), tiny3 = std::ldexp(c, -140);
-    ASSERT_TRUE(SameFloat(Fma(tiny, tiny2, tiny3), std::fma(tiny, tiny2, tiny3))) << "denormal result";
+    ASSERT_TRUE(SameFloat(Fma(tiny, tiny2, tiny3), std::fma(tiny, tiny2, tiny3)))
+        << "denormal result";
   }
 }
 
@@ -133,7 +147,8 @@ TEST(Canonical, EveryBinary16Converts) {
     if (exponent == 31) {
       EXPECT_EQ(BitsOf(got), (h & 0x8000) << 16 | 0x7f800000u | (h & 1023) << 13);
     } else {
-      const double magnitude = exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24);
+      const double magnitude =
+          exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24);
       EXPECT_EQ(BitsOf(got), BitsOf(static_cast<float>(h & 0x8000 ? -magnitude : magnitude))) << h;
     }
     if (exponent != 31 || mantissa == 0) {
@@ -143,7 +158,8 @@ TEST(Canonical, EveryBinary16Converts) {
   }
 }
 
-// Every float: ToF16 is the nearest binary16, ties to even. Between neighbours a < b the midpoint decides.
+// Every float: ToF16 is the nearest binary16, ties to even. Between neighbours a < b the midpoint
+// decides.
 TEST(Canonical, ToF16RoundsToNearestEven) {
   for (uint32_t h = 0; h < 0x7c00; ++h) {
     const double a = FromF16(static_cast<uint16_t>(h));
@@ -166,7 +182,8 @@ TEST(Canonical, ToF16RoundsToNearestEven) {
 
 TEST(Canonical, PartialsAreJoinedByTheTree) {
   float p[kPartials];
-  for (int i = 0; i < kPartials; ++i) p[i] = std::ldexp(1.0f + static_cast<float>(i) / 37.0f, i % 7);
+  for (int i = 0; i < kPartials; ++i)
+    p[i] = std::ldexp(1.0f + static_cast<float>(i) / 37.0f, i % 7);
   float q[kPartials];
   std::copy(p, p + kPartials, q);
   const auto at = [&](int i) { return ((q[i] + q[i + 16]) + (q[i + 8] + q[i + 24])); };
@@ -198,17 +215,20 @@ TEST(Canonical, UniformIsOpenAndGumbelFinite) {
     ASSERT_TRUE(IsFinite(g));
     sum += g;
   }
-  // Mean of a Gumbel variate: Euler's constant; its deviation is pi / sqrt(6) = 1.28, here 5 standard errors.
+  // Mean of a Gumbel variate: Euler's constant; its deviation is pi / sqrt(6) = 1.28, here 5
+  // standard errors.
   EXPECT_NEAR(sum / kDraws, 0.57721566, 5 * 1.2825 / std::sqrt(kDraws));
 }
 
-// One rounding of a double value that is itself good to about 1e-12 (relative to 1 at small results: the reduction's absolute error
-// below 2^26 is under 1e-15 * |k| and shows only where sin or cos is near zero).
+// One rounding of a double value that is itself good to about 1e-12 (relative to 1 at small
+// results: the reduction's absolute error below 2^26 is under 1e-15 * |k| and shows only where sin
+// or cos is near zero).
 TEST(Canonical, SinCosIsCorrectlyRoundedUpToDoubleError) {
   double worst = 0;
   const auto check = [&](float x) {
     const SinCosResult r = SinCos(x);
-    worst = std::max({worst, UlpError(r.sin, std::sin(static_cast<double>(x))), UlpError(r.cos, std::cos(static_cast<double>(x)))});
+    worst = std::max({worst, UlpError(r.sin, std::sin(static_cast<double>(x))),
+                      UlpError(r.cos, std::cos(static_cast<double>(x)))});
   };
   ForFloats(1e-20f, 1048576.0f, kStep, check);
   ForFloats(-1e-20f, -1048576.0f, kStep, check);
@@ -225,7 +245,8 @@ TEST(Canonical, RopeFrequencies) {
     for (uint32_t dims : {64u, 128u, 256u}) {
       for (uint32_t pair = 0; pair < dims / 2; ++pair) {
         const double exact = std::pow(theta, -2.0 * pair / dims);
-        EXPECT_LE(UlpError(RopeInvFreq(theta, pair, dims), exact), 0.5001) << theta << " " << dims << " " << pair;
+        EXPECT_LE(UlpError(RopeInvFreq(theta, pair, dims), exact), 0.5001)
+            << theta << " " << dims << " " << pair;
       }
     }
   }

@@ -1,5 +1,6 @@
-// Case generators of the kernel tests: golden vectors from tests/data/formats, random and edge blocks of every computed format,
-// activations with outliers. Shared by the tests and the kernel benchmark, so that what is timed is what is verified.
+// Case generators of the kernel tests: golden vectors from tests/data/formats, random and edge
+// blocks of every computed format, activations with outliers. Shared by the tests and the kernel
+// benchmark, so that what is timed is what is verified.
 #pragma once
 
 #include <cmath>
@@ -68,7 +69,8 @@ inline uint16_t OrdinaryScale(std::mt19937& rng) {
 }
 // Zeros, denormals, the largest values: scales that must not be flushed or lose their sign.
 inline uint16_t EdgeScale(std::mt19937& rng) {
-  static const uint16_t kEdges[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x83ff, 0x0400, 0x7bff, 0xfbff, 0x3c00};
+  static const uint16_t kEdges[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff,
+                                    0x83ff, 0x0400, 0x7bff, 0xfbff, 0x3c00};
   return kEdges[rng() % (sizeof(kEdges) / sizeof(kEdges[0]))];
 }
 inline void Put16(uint8_t* p, uint16_t x) {
@@ -76,8 +78,8 @@ inline void Put16(uint8_t* p, uint16_t x) {
   p[1] = static_cast<uint8_t>(x >> 8);
 }
 
-// n weights of random bytes with sane scales; with `edges`, a third of the blocks are edge cases: extreme scales, all codes 0x00,
-// 0xff or 0x80 (-128 in Q8_0).
+// n weights of random bytes with sane scales; with `edges`, a third of the blocks are edge cases:
+// extreme scales, all codes 0x00, 0xff or 0x80 (-128 in Q8_0).
 inline std::vector<uint8_t> RandomWeights(Format format, size_t n, uint32_t seed, bool edges) {
   const FormatInfo& info = Info(format);
   std::mt19937 rng(seed);
@@ -88,7 +90,8 @@ inline std::vector<uint8_t> RandomWeights(Format format, size_t n, uint32_t seed
       const float x = (static_cast<float>(rng() % 20001) - 10000.0f) / 4096.0f;
       const uint32_t bits = canonical::BitsOf(x);
       if (format == Format::kF32) std::memcpy(&w[4 * i], &bits, 4);
-      if (format == Format::kF16) Put16(&w[2 * i], edges && rng() % 8 == 0 ? EdgeScale(rng) : canonical::ToF16(x));
+      if (format == Format::kF16)
+        Put16(&w[2 * i], edges && rng() % 8 == 0 ? EdgeScale(rng) : canonical::ToF16(x));
       if (format == Format::kBF16) Put16(&w[2 * i], static_cast<uint16_t>(bits >> 16));
     }
     return w;
@@ -106,7 +109,8 @@ inline std::vector<uint8_t> RandomWeights(Format format, size_t n, uint32_t seed
   return w;
 }
 
-// Gaussian activations, one outlier in 200 twenty times larger, one block of zeros when there is room.
+// Gaussian activations, one outlier in 200 twenty times larger, one block of zeros when there is
+// room.
 inline std::vector<float> RandomActivations(size_t n, uint32_t seed) {
   std::mt19937 rng(seed);
   std::normal_distribution<float> normal(0.0f, 1.0f);

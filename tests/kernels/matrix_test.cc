@@ -1,5 +1,6 @@
-// Formats x instruction sets x shapes: every kernel table equals the reference bit for bit, the reference equals the golden
-// vectors, and the comparison notices a wrong nibble or two swapped terms.
+// Formats x instruction sets x shapes: every kernel table equals the reference bit for bit, the
+// reference equals the golden vectors, and the comparison notices a wrong nibble or two swapped
+// terms.
 #include <gtest/gtest.h>
 
 #include "tests/kernels/format_cases.h"
@@ -15,25 +16,30 @@ class EveryQuantizedFormat : public ::testing::TestWithParam<Format> {};
 TEST_P(EveryFormat, DequantEqualsGoldenBits) {
   const FormatInfo& info = Info(GetParam());
   const Golden golden(kGoldenFolder, info.name);
-  for (const auto& [blocks_name, deq_name] : {std::pair("blocks", "deq"), std::pair("rows", "rows_deq")}) {
+  for (const auto& [blocks_name, deq_name] :
+       {std::pair("blocks", "deq"), std::pair("rows", "rows_deq")}) {
     const std::vector<uint8_t> blocks = golden.Array<uint8_t>(blocks_name);
     const std::vector<float> want = golden.Array<float>(deq_name);
     ASSERT_EQ(want.size() % info.block_len, 0u);
-    const std::vector<float> by_reference = reference::Dequant(GetParam(), blocks.data(), want.size());
+    const std::vector<float> by_reference =
+        reference::Dequant(GetParam(), blocks.data(), want.size());
     for (size_t i = 0; i < want.size(); ++i)
-      ASSERT_EQ(canonical::BitsOf(by_reference[i]), canonical::BitsOf(want[i])) << "reference, weight " << i;
+      ASSERT_EQ(canonical::BitsOf(by_reference[i]), canonical::BitsOf(want[i]))
+          << "reference, weight " << i;
     for (const KernelTable* table : RunnableTables()) {
       std::vector<float> got(want.size());
       table->dequant[static_cast<size_t>(GetParam())](blocks.data(), got.size(), got.data());
       for (size_t i = 0; i < want.size(); ++i)
-        ASSERT_EQ(canonical::BitsOf(got[i]), canonical::BitsOf(want[i])) << table->name << ", weight " << i;
+        ASSERT_EQ(canonical::BitsOf(got[i]), canonical::BitsOf(want[i]))
+            << table->name << ", weight " << i;
     }
   }
 }
 
-// The golden rows times the golden activations, quantised by us to the format's own block length, against the same product in
-// double. Bar: a term t = fl(isum) * (d_w * d_a) carries 3 roundings (4 with a minimum, on |terms| that dot_abs does not bound, hence
-// the separate sum `magnitude`); adding it rounds once more, relative to the running sum. So
+// The golden rows times the golden activations, quantised by us to the format's own block length,
+// against the same product in double. Bar: a term t = fl(isum) * (d_w * d_a) carries 3 roundings (4
+// with a minimum, on |terms| that dot_abs does not bound, hence the separate sum `magnitude`);
+// adding it rounds once more, relative to the running sum. So
 //   |error| <= u * (4 * sum |terms| + sum |running sums|), u = 2^-24,
 // and typically far below the 2e-6 * dot_abs of the format description, which is asserted too.
 TEST_P(EveryFormat, GoldenRowsWithinTheDerivedBar) {
@@ -62,15 +68,18 @@ TEST_P(EveryFormat, GoldenRowsWithinTheDerivedBar) {
         if (i % block_len == block_len - 1) running += std::fabs(exact);
       }
       const double u = std::ldexp(1.0, -24);
-      EXPECT_LE(std::fabs(y[r] - exact), u * (8 * magnitude + running)) << table->name << " row " << r;
+      EXPECT_LE(std::fabs(y[r] - exact), u * (8 * magnitude + running))
+          << table->name << " row " << r;
       EXPECT_LE(std::fabs(y[r] - exact), 2e-6 * dot_abs[r]) << table->name << " row " << r;
-      // And the quantisation itself is no worse than the usual int8 activations (3.5e-3 of dot_abs, format description).
+      // And the quantisation itself is no worse than the usual int8 activations (3.5e-3 of dot_abs,
+      // format description).
       EXPECT_LE(std::fabs(y[r] - golden.Array<double>("dot_exact")[r]), 4e-3 * dot_abs[r]);
     }
   }
 }
 
-// Activations as another engine quantised them give that engine's integer dot, where its blocks are ours.
+// Activations as another engine quantised them give that engine's integer dot, where its blocks are
+// ours.
 TEST(Golden, ForeignActivationBlocksGiveTheForeignIntegerDot) {
   for (Format format : {Format::kQ8_0, Format::kIQ4_NL, Format::kQ4_K, Format::kQ5_1}) {
     const FormatInfo& info = Info(format);
@@ -84,7 +93,9 @@ TEST(Golden, ForeignActivationBlocksGiveTheForeignIntegerDot) {
       const uint8_t* p = &blocks[b * bytes];
       float d;
       std::memcpy(&d, p, 4);
-      q.d.push_back(format == Format::kQ4_K ? d : reference::FromF16(static_cast<uint16_t>(p[0] | p[1] << 8)));
+      q.d.push_back(format == Format::kQ4_K
+                        ? d
+                        : reference::FromF16(static_cast<uint16_t>(p[0] | p[1] << 8)));
       for (size_t i = 0; i < info.block_len; ++i) q.q.push_back(static_cast<int8_t>(p[header + i]));
     }
     for (size_t g = 0; g < n / 16; ++g) {
@@ -93,8 +104,10 @@ TEST(Golden, ForeignActivationBlocksGiveTheForeignIntegerDot) {
       q.sum16.push_back(static_cast<int16_t>(sum));
     }
     const std::vector<uint8_t> rows = golden.Array<uint8_t>("rows");
-    const std::vector<double> want = golden.Array<double>("dot_int"), dot_abs = golden.Array<double>("dot_abs");
-    // Q5_1 rounds the block's sum of activations to binary16 there: 2^-11 of it, seen through |m|; a loose bar suffices.
+    const std::vector<double> want = golden.Array<double>("dot_int"),
+                              dot_abs = golden.Array<double>("dot_abs");
+    // Q5_1 rounds the block's sum of activations to binary16 there: 2^-11 of it, seen through |m|;
+    // a loose bar suffices.
     const double bar = format == Format::kQ5_1 ? 1e-3 : 2e-6;
     for (size_t r = 0; r < want.size(); ++r) {
       const float got = reference::QuantizedDot(format, &rows[r * rows.size() / want.size()], q, n);
@@ -107,9 +120,10 @@ struct Shape {
   uint32_t n_rows, n_acts, n_cols;
 };
 
-// Runs one shape on every table and compares with the reference; returns the number of differing values.
-size_t Differences(Format format, const Shape& shape, const std::vector<uint8_t>& w, const std::vector<uint8_t>& w_reference,
-                   bool float_mode) {
+// Runs one shape on every table and compares with the reference; returns the number of differing
+// values.
+size_t Differences(Format format, const Shape& shape, const std::vector<uint8_t>& w,
+                   const std::vector<uint8_t>& w_reference, bool float_mode) {
   const FormatInfo& info = Info(format);
   const uint32_t block_len = info.act_block_len ? info.act_block_len : 16;
   const size_t row_bytes = RowBytes(format, shape.n_cols);
@@ -118,7 +132,8 @@ size_t Differences(Format format, const Shape& shape, const std::vector<uint8_t>
   std::vector<ActRow> acts;
   for (uint32_t a = 0; a < shape.n_acts; ++a) {
     x.push_back(RandomActivations(shape.n_cols, 77 + a));
-    q.push_back(info.act_block_len ? reference::Quantize(x.back(), block_len) : reference::QuantizedRow());
+    q.push_back(info.act_block_len ? reference::Quantize(x.back(), block_len)
+                                   : reference::QuantizedRow());
   }
   for (uint32_t a = 0; a < shape.n_acts; ++a) acts.push_back(AsActRow(q[a], x[a]));
   size_t differences = 0;
@@ -132,14 +147,16 @@ size_t Differences(Format format, const Shape& shape, const std::vector<uint8_t>
     for (uint32_t r = 0; r < shape.n_rows; ++r) {
       const uint8_t* row = w_reference.data() + r * row_bytes;
       std::vector<float> deq;
-      if (float_mode || info.act_block_len == 0) deq = reference::Dequant(format, row, shape.n_cols);
+      if (float_mode || info.act_block_len == 0)
+        deq = reference::Dequant(format, row, shape.n_cols);
       for (uint32_t a = 0; a < shape.n_acts; ++a) {
         const float want = deq.empty() ? reference::QuantizedDot(format, row, q[a], shape.n_cols)
                                        : reference::FloatDot(deq.data(), x[a].data(), shape.n_cols);
         differences += Bits(y[a][r]) != Bits(want);
       }
     }
-    for (auto& row : y) EXPECT_EQ(row[shape.n_rows], kGuard) << table->name << " wrote past the last row";
+    for (auto& row : y)
+      EXPECT_EQ(row[shape.n_rows], kGuard) << table->name << " wrote past the last row";
   }
   return differences;
 }
@@ -163,7 +180,8 @@ TEST_P(EveryFormat, EveryTableEqualsTheReferenceOverColumns) {
   for (uint32_t n = 1; n <= count; ++n) {
     const std::vector<uint8_t> w = RandomWeights(format, 19 * n * step, 100 + n, n % 2);
     for (bool float_mode : {false, true})
-      ASSERT_EQ(Differences(format, {19, n % 3 + 1, n * step}, w, w, float_mode), 0u) << n << " x " << step;
+      ASSERT_EQ(Differences(format, {19, n % 3 + 1, n * step}, w, w, float_mode), 0u)
+          << n << " x " << step;
   }
 }
 
@@ -198,7 +216,8 @@ TEST_P(EveryFormat, OneFlippedCodeBitIsNoticed) {
 TEST_P(EveryQuantizedFormat, TwoSwappedBlockTermsAreNoticed) {
   const Format format = GetParam();
   const FormatInfo& info = Info(format);
-  // The same two (weight block, activation block) pairs in the other order: the exact sum is equal, the rounded one is not.
+  // The same two (weight block, activation block) pairs in the other order: the exact sum is equal,
+  // the rounded one is not.
   const uint32_t blocks = 6, cols = blocks * info.block_len;
   size_t noticed = 0;
   for (uint32_t seed = 0; seed < 32; ++seed) {
@@ -206,10 +225,13 @@ TEST_P(EveryQuantizedFormat, TwoSwappedBlockTermsAreNoticed) {
     const std::vector<float> x = RandomActivations(cols, 60 + seed);
     std::vector<uint8_t> w2 = w;
     std::vector<float> x2 = x;
-    std::swap_ranges(&w2[2 * info.block_bytes], &w2[3 * info.block_bytes], &w2[4 * info.block_bytes]);
+    std::swap_ranges(&w2[2 * info.block_bytes], &w2[3 * info.block_bytes],
+                     &w2[4 * info.block_bytes]);
     std::swap_ranges(&x2[2 * info.block_len], &x2[3 * info.block_len], &x2[4 * info.block_len]);
-    const float y = reference::QuantizedDot(format, w.data(), reference::Quantize(x, info.block_len), cols);
-    const float y2 = reference::QuantizedDot(format, w2.data(), reference::Quantize(x2, info.block_len), cols);
+    const float y =
+        reference::QuantizedDot(format, w.data(), reference::Quantize(x, info.block_len), cols);
+    const float y2 =
+        reference::QuantizedDot(format, w2.data(), reference::Quantize(x2, info.block_len), cols);
     noticed += Bits(y) != Bits(y2);
   }
   EXPECT_GE(noticed, 4u) << "of 32 sums with two swapped terms";
@@ -224,13 +246,15 @@ std::vector<Format> QuantizedFormats() {
 }
 std::string NameOf(const ::testing::TestParamInfo<Format>& info) { return Info(info.param).name; }
 INSTANTIATE_TEST_SUITE_P(Formats, EveryFormat, ::testing::ValuesIn(AllFormats()), NameOf);
-INSTANTIATE_TEST_SUITE_P(Formats, EveryQuantizedFormat, ::testing::ValuesIn(QuantizedFormats()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Formats, EveryQuantizedFormat, ::testing::ValuesIn(QuantizedFormats()),
+                         NameOf);
 
 TEST(FloatSums, EveryTableEqualsTheReferenceForEveryLength) {
   for (size_t n = 0; n <= 200; ++n) {
     const std::vector<float> a = RandomActivations(n, 1), b = RandomActivations(n, 2);
     for (const KernelTable* table : RunnableTables())
-      ASSERT_EQ(Bits(table->dot(a.data(), b.data(), n)), Bits(reference::FloatDot(a.data(), b.data(), n)))
+      ASSERT_EQ(Bits(table->dot(a.data(), b.data(), n)),
+                Bits(reference::FloatDot(a.data(), b.data(), n)))
           << table->name << " n " << n;
   }
 }
@@ -264,7 +288,8 @@ TEST(Tables, NamesVersionsAndChoice) {
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(choices[i].table->arithmetic_version, kArithmeticVersion);
     EXPECT_EQ(choices[i].supported, choices[i].why_not[0] == 0);
-    if (!choices[i].supported) std::printf("not run: %s (%s)\n", choices[i].table->name, choices[i].why_not);
+    if (!choices[i].supported)
+      std::printf("not run: %s (%s)\n", choices[i].table->name, choices[i].why_not);
     for (uint32_t f = 0; f < kFormatCount; ++f) {
       EXPECT_NE(choices[i].table->mat[f], nullptr);
       EXPECT_NE(choices[i].table->mat_float[f], nullptr);

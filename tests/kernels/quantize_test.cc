@@ -1,4 +1,5 @@
-// Activation quantisation: every table equals the reference bit for bit, the stated edge values hold, bad values are refused.
+// Activation quantisation: every table equals the reference bit for bit, the stated edge values
+// hold, bad values are refused.
 #include <gtest/gtest.h>
 
 #include "tests/kernels/format_cases.h"
@@ -35,7 +36,8 @@ void ExpectEqualsReference(const std::vector<float>& x, const char* what) {
 }
 
 TEST(Quantize, EveryTableEqualsTheReference) {
-  for (uint32_t seed = 0; seed < 50; ++seed) ExpectEqualsReference(RandomActivations(2560, seed), "gaussian");
+  for (uint32_t seed = 0; seed < 50; ++seed)
+    ExpectEqualsReference(RandomActivations(2560, seed), "gaussian");
   std::mt19937 rng(3);
   for (int round = 0; round < 200; ++round) {
     // Any finite bit pattern: blocks of wildly different sizes, denormals among them.
@@ -106,7 +108,8 @@ TEST(Quantize, ValuesThatAreNotFiniteAreRefusedAnywhere) {
       for (size_t at : {0u, 1u, 31u, 32u, 63u, 255u}) {
         std::vector<float> x = RandomActivations(256, 1);
         x[at] = bad;
-        for (uint32_t block_len : {32u, 64u, 256u}) EXPECT_FALSE(QuantizeBy(table, x, block_len).finite) << table->name << " at " << at;
+        for (uint32_t block_len : {32u, 64u, 256u})
+          EXPECT_FALSE(QuantizeBy(table, x, block_len).finite) << table->name << " at " << at;
       }
     }
   }

@@ -1,12 +1,19 @@
-// Decode traits of formats whose weight is an integer code times a scale, plus possibly a minimum (docs/design/formats.md).
-// A trait says where the pieces of a block are; mat.h knows what to do with them. The contract, for a trait F:
-//   kBlock, kBytes      weights and bytes of one block (32: a Codes holds the block of two rows; 64, 256: of one row)
-//   kSigned             codes are int8; else unsigned 0..128 and the weight's integer is code - kOffset
-//   kMins               kNoMins, kBlockMins (one minimum per block: msum = sum(y)) or kGroupMins (msum = sum_g m_g * sum_g(y))
-//   kGroupScales        isum = sum_g s_g * sum_g(q * y) with small integer s_g; else isum = sum(q * y)
-//   kHead, Scale, Min   four bytes at kHead of every row's block hold the binary16 scale d_w and (mins) the factor m_w
-//   Decode              codes; DecodeChunk<S, c>, Scales, Mins for 256-weight blocks
-//   Dequant             kBlock floats, in the stated order of operations; its bits are those of the format's definition
+// Decode traits of formats whose weight is an integer code times a scale, plus possibly a minimum
+// (docs/design/formats.md). A trait says where the pieces of a block are; mat.h knows what to do
+// with them. The contract, for a trait F:
+//   kBlock, kBytes   weights and bytes of one block
+//   kStep            weights decoded at once: kStep / 4 Words, word i = codes of columns 4 i .. 4 i
+//   + 3 of the step kGroup           weights that share an integer scale (kBlock without group
+//   scales) kSigned          codes are int8 (decoded through SignedCodes); else unsigned
+//   0..kMaxCode, the integer is code - kOffset kGroupScales     isum = sum_g s_g * sum_g((code -
+//   kOffset) * y) with GroupScales' s_g; else isum = sum((code - kOffset) * y) kMins kNoMins,
+//   kBlockMins (msum = sum(y)) or kGroupMins (msum = sum_g m_g * sum_g(y), GroupMins) kHead, Scale,
+//   Min   four bytes at kHead of every row's block hold the binary16 scale d_w and (mins) the
+//   factor m_w Decode           codes of step `step` of the block that starts `offset` bytes into
+//   every row GroupMins        pairs of int16 per lane: Words 2 j and 2 j + 1 hold groups (4 j, 4 j
+//   + 2) and (4 j + 1, 4 j + 3) kCrumbOrder      columns inside every 16 come in the order of
+//   Simd::ArrangeCrumbs, so activations are rearranged to match Dequant          kBlock floats, in
+//   the stated order of operations; its bits are those of the format's definition
 // Plain float types come last; their trait is the number of bytes and a widening load.
 #pragma once
 
@@ -30,19 +37,33 @@ inline uint32_t U32(const uint8_t* p) {
 }
 inline float F16At(const uint8_t* p) { return canonical::FromF16(U16(p)); }
 
+// 16 bytes of nibbles: columns 0..15 in the low ones, 16..31 in the high ones.
+template <class S>
+inline void LoadNibbles(const uint8_t* const* row, size_t offset, typename S::Words* w) {
+  typename S::Words raw[4];
+  S::LoadColumns(row, offset, raw);
+  for (int i = 0; i < 4; ++i) {
+    w[i] = S::template Field<0, 15>(raw[i]);
+    w[4 + i] = S::template Field<4, 15>(raw[i]);
+  }
+}
+
 // 32 weights: f16 d, 32 x int8 (a file may hold -128). w = d * q.
 struct Q8_0 {
   static constexpr uint32_t kBlock = 32, kBytes = 34;
-  static constexpr bool kSigned = true, kGroupScales = false;
+  static constexpr uint32_t kStep = 32, kGroup = 32;
+  static constexpr bool kSigned = true, kGroupScales = false, kCrumbOrder = false;
   static constexpr int32_t kOffset = 0;
   static constexpr MinKind kMins = kNoMins;
   static constexpr size_t kHead = 0;
   template <class S>
-  static typename S::Codes Decode(const uint8_t* p0, const uint8_t* p1) {
-    return S::LoadBytes(p0 + 2, p1 + 2);
+  static void Decode(const uint8_t* const* row, size_t offset, uint32_t, typename S::Words* w) {
+    S::LoadColumns(row, offset + 2, w);
+    S::LoadColumns(row, offset + 18, w + 4);
+    for (int i = 0; i < 8; ++i) w[i] = S::SignedCodes(w[i]);
   }
   template <class S>
-  static typename S::RowsF Scale(const typename S::RowsI& head) {
+  static typename S::RowsF Scale(const typename S::Words& head) {
     return S::HalfLow(head);
   }
   static void Dequant(const uint8_t* p, float* out) {
@@ -52,23 +73,34 @@ struct Q8_0 {
   }
 };
 
-// 32 weights: f16 d, f16 m, u32 fifth bits, 16 bytes of nibbles (low: weights 0..15). w = d * q + m.
+// 32 weights: f16 d, f16 m, u32 fifth bits, 16 bytes of nibbles (low: weights 0..15). w = d * q +
+// m.
 struct Q5_1 {
   static constexpr uint32_t kBlock = 32, kBytes = 24;
-  static constexpr bool kSigned = false, kGroupScales = false;
-  static constexpr int32_t kOffset = 0;
+  static constexpr uint32_t kStep = 32, kGroup = 32;
+  static constexpr bool kSigned = false, kGroupScales = false, kCrumbOrder = false;
+  static constexpr int32_t kOffset = 0, kMaxCode = 31;
   static constexpr MinKind kMins = kBlockMins;
   static constexpr size_t kHead = 0;
   template <class S>
-  static typename S::Codes Decode(const uint8_t* p0, const uint8_t* p1) {
-    return S::AddWhereBit(S::LoadNibbles16(p0 + 8, p1 + 8), U32(p0 + 4), U32(p1 + 4), 16);
+  static void Decode(const uint8_t* const* row, size_t offset, uint32_t, typename S::Words* w) {
+    LoadNibbles<S>(row, offset + 8, w);
+    const typename S::Words high = S::LoadWords(row, offset + 4);
+    w[0] = S::template OrWhereBit<0, 16>(w[0], high);
+    w[1] = S::template OrWhereBit<1, 16>(w[1], high);
+    w[2] = S::template OrWhereBit<2, 16>(w[2], high);
+    w[3] = S::template OrWhereBit<3, 16>(w[3], high);
+    w[4] = S::template OrWhereBit<4, 16>(w[4], high);
+    w[5] = S::template OrWhereBit<5, 16>(w[5], high);
+    w[6] = S::template OrWhereBit<6, 16>(w[6], high);
+    w[7] = S::template OrWhereBit<7, 16>(w[7], high);
   }
   template <class S>
-  static typename S::RowsF Scale(const typename S::RowsI& head) {
+  static typename S::RowsF Scale(const typename S::Words& head) {
     return S::HalfLow(head);
   }
   template <class S>
-  static typename S::RowsF Min(const typename S::RowsI& head) {
+  static typename S::RowsF Min(const typename S::Words& head) {
     return S::HalfHigh(head);
   }
   static void Dequant(const uint8_t* p, float* out) {
@@ -83,18 +115,28 @@ struct Q5_1 {
 };
 
 // 64 weights: f16 d, 16 bytes of 2-bit codes, four consecutive ones per byte. w = d * (code - 1).
+// One shift of four bytes yields columns j, 4 + j, 8 + j, 12 + j of 16: cheaper to rearrange the
+// activations once than every weight.
 struct Q2_0 {
   static constexpr uint32_t kBlock = 64, kBytes = 18;
-  static constexpr bool kSigned = false, kGroupScales = false;
-  static constexpr int32_t kOffset = 1;
+  static constexpr uint32_t kStep = 64, kGroup = 64;
+  static constexpr bool kSigned = false, kGroupScales = false, kCrumbOrder = true;
+  static constexpr int32_t kOffset = 1, kMaxCode = 3;
   static constexpr MinKind kMins = kNoMins;
   static constexpr size_t kHead = 0;
   template <class S>
-  static typename S::Codes Decode(const uint8_t* p, const uint8_t*) {
-    return S::LoadCrumbs16(p + 2);
+  static void Decode(const uint8_t* const* row, size_t offset, uint32_t, typename S::Words* w) {
+    typename S::Words raw[4];
+    S::LoadColumns(row, offset + 2, raw);
+    for (int i = 0; i < 4; ++i) {
+      w[4 * i] = S::template Field<0, 3>(raw[i]);
+      w[4 * i + 1] = S::template Field<2, 3>(raw[i]);
+      w[4 * i + 2] = S::template Field<4, 3>(raw[i]);
+      w[4 * i + 3] = S::template Field<6, 3>(raw[i]);
+    }
   }
   template <class S>
-  static typename S::RowsF Scale(const typename S::RowsI& head) {
+  static typename S::RowsF Scale(const typename S::Words& head) {
     return S::HalfLow(head);
   }
   static void Dequant(const uint8_t* p, float* out) {
@@ -121,32 +163,57 @@ inline uint64_t PackedMins(const uint8_t* p) {
   return static_cast<uint64_t>(high) << 32 | (b & 0x3f3f3f3fu);
 }
 
-// 256 weights: f16 d, f16 dmin, 12 bytes of packed scales, 128 bytes of nibbles; groups of 32, two per 32 bytes (low nibbles first).
-// w = (d * s) * q - dmin * m.
+// Four bytes of every lane, one Words each.
+template <class S>
+inline void SpreadBytes(const typename S::Words& w, typename S::Words* out) {
+  out[0] = S::template ByteOf<0>(w);
+  out[1] = S::template ByteOf<1>(w);
+  out[2] = S::template ByteOf<2>(w);
+  out[3] = S::template ByteOf<3>(w);
+}
+
+// 256 weights: f16 d, f16 dmin, 12 bytes of packed scales, 128 bytes of nibbles; groups of 32, two
+// per 32 bytes (low nibbles first). w = (d * s) * q - dmin * m.
 struct Q4_K {
   static constexpr uint32_t kBlock = 256, kBytes = 144;
-  static constexpr bool kSigned = false, kGroupScales = true;
-  static constexpr int32_t kOffset = 0;
+  static constexpr uint32_t kStep = 64, kGroup = 32;
+  static constexpr bool kSigned = false, kGroupScales = true, kCrumbOrder = false;
+  static constexpr int32_t kOffset = 0, kMaxCode = 15;
   static constexpr MinKind kMins = kGroupMins;
   static constexpr size_t kHead = 0;
-  template <class S, int kChunk>
-  static typename S::Codes DecodeChunk(const uint8_t* p) {
-    return S::LoadNibbles32(p + 16 + 32 * kChunk);
+  template <class S>
+  static void Decode(const uint8_t* const* row, size_t offset, uint32_t step,
+                     typename S::Words* w) {
+    typename S::Words raw[8];
+    S::LoadColumns(row, offset + 16 + 32 * step, raw);
+    S::LoadColumns(row, offset + 32 + 32 * step, raw + 4);
+    for (int i = 0; i < 8; ++i) {
+      w[i] = S::template Field<0, 15>(raw[i]);
+      w[8 + i] = S::template Field<4, 15>(raw[i]);
+    }
   }
   template <class S>
-  static typename S::Set16 Scales(const uint8_t* p) {
-    return S::SetFromBytes8(PackedScales(p + 4));
+  static void GroupScales(const uint8_t* const* row, size_t offset, typename S::Words* s) {
+    const typename S::Words a = S::LoadWords(row, offset + 4), c = S::LoadWords(row, offset + 12);
+    SpreadBytes<S>(S::template Field<0, 63>(a), s);
+    SpreadBytes<S>(S::Or(S::template Field<0, 15>(c), S::template Field<2, 48>(a)), s + 4);
   }
   template <class S>
-  static typename S::Set16 Mins(const uint8_t* p) {
-    return S::SetFromBytes8(PackedMins(p + 4));
+  static void GroupMins(const uint8_t* const* row, size_t offset, typename S::Words* m) {
+    const typename S::Words b = S::LoadWords(row, offset + 8), c = S::LoadWords(row, offset + 12);
+    const typename S::Words low = S::template Field<0, 63>(b);
+    const typename S::Words high = S::Or(S::template Field<4, 15>(c), S::template Field<2, 48>(b));
+    m[0] = S::EvenBytes(low);
+    m[1] = S::OddBytes(low);
+    m[2] = S::EvenBytes(high);
+    m[3] = S::OddBytes(high);
   }
   template <class S>
-  static typename S::RowsF Scale(const typename S::RowsI& head) {
+  static typename S::RowsF Scale(const typename S::Words& head) {
     return S::HalfLow(head);
   }
   template <class S>
-  static typename S::RowsF Min(const typename S::RowsI& head) {
+  static typename S::RowsF Min(const typename S::Words& head) {
     return S::Negate(S::HalfHigh(head));
   }
   static void Dequant(const uint8_t* p, float* out) {
@@ -164,7 +231,7 @@ struct Q4_K {
   }
 };
 
-// ---- plain floats ----------------------------------------------------------------------------------------------------------
+// ---- plain floats ------------------------------------------------------------------------------
 struct F32 {
   static constexpr uint32_t kBlock = 1, kBytes = 4;
   template <class S>

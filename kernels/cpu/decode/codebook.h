@@ -1,5 +1,6 @@
-// Decode traits of formats whose weight is a table entry times a scale; the contract is in decode/affine.h. With a table of 16
-// entries the look-up is one byte shuffle, and the entries are int8, so the products stay exact.
+// Decode traits of formats whose weight is a table entry times a scale; the contract is in
+// decode/affine.h. With a table of 16 entries the look-up is one byte shuffle, and the entries are
+// int8, so the products stay exact.
 #pragma once
 
 #include "kernels/cpu/decode/affine.h"
@@ -14,16 +15,18 @@ alignas(16) constexpr int8_t kIq4NlTable[16] = {-127, -104, -83, -65, -49, -35, 
 // 32 weights: f16 d, 16 bytes of nibbles (low: weights 0..15). w = d * table[nibble].
 struct IQ4_NL {
   static constexpr uint32_t kBlock = 32, kBytes = 18;
-  static constexpr bool kSigned = true, kGroupScales = false;
+  static constexpr uint32_t kStep = 32, kGroup = 32;
+  static constexpr bool kSigned = true, kGroupScales = false, kCrumbOrder = false;
   static constexpr int32_t kOffset = 0;
   static constexpr MinKind kMins = kNoMins;
   static constexpr size_t kHead = 0;
   template <class S>
-  static typename S::Codes Decode(const uint8_t* p0, const uint8_t* p1) {
-    return S::Lookup(kIq4NlTable, S::LoadNibbles16(p0 + 2, p1 + 2));
+  static void Decode(const uint8_t* const* row, size_t offset, uint32_t, typename S::Words* w) {
+    LoadNibbles<S>(row, offset + 2, w);
+    for (int i = 0; i < 8; ++i) w[i] = S::SignedCodes(S::Lookup(kIq4NlTable, w[i]));
   }
   template <class S>
-  static typename S::RowsF Scale(const typename S::RowsI& head) {
+  static typename S::RowsF Scale(const typename S::Words& head) {
     return S::HalfLow(head);
   }
   static void Dequant(const uint8_t* p, float* out) {

@@ -1,5 +1,6 @@
-// The vocabulary of simd/scalar.h (contracts there) for AVX2 with FMA and F16C: 64 codes in two registers, 8 rows per group.
-// Byte products go through vpmaddubsw; the 0..128 limit of unsigned codes keeps its int16 pairs from saturating.
+// The vocabulary of simd/scalar.h (contracts there) for AVX2 with FMA and F16C: 8 rows per group,
+// one register per four code bytes of each. Byte products go through vpmaddubsw, whose int16 pairs
+// must not saturate: hence the limits on unsigned codes.
 #pragma once
 
 #include <immintrin.h>
@@ -16,136 +17,24 @@ namespace {
 struct Simd {
   static constexpr const char* kName = "avx2";
   static constexpr uint32_t kRows = 8;
-  static constexpr uint32_t kFloatRows = 1;  // 1 row x 2 activation rows x 4 registers = 8 of 16 registers
+  static constexpr uint32_t kFloatRows =
+      1;  // 1 row x 2 activation rows x 4 registers = 8 of 16 registers
   static constexpr uint32_t kFloatActs = 2;
   static constexpr int32_t kSignedBias = 0;
 
-  struct Pair {
-    __m256i h0, h1;
-  };
-  using Codes = Pair;
-  using Acts = Pair;
-  using Sums = Pair;
-  using Set16 = __m256i;
-  using Scales = Pair;
-  using RowsI = __m256i;
+  using Words = __m256i;
   using RowsF = __m256;
 
-  static constexpr uint32_t PairFirst(uint32_t k) { return k; }
-  static constexpr uint32_t PairSecond(uint32_t k) { return k + 4; }
-
   static __m128i Load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-  static __m256i Load256(const void* p) {
-    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  static __m256i SetWord(const int8_t* y) {
+    int32_t x;
+    std::memcpy(&x, y, 4);
+    return _mm256_set1_epi32(x);
   }
 
-  // ---- codes ------------------------------------------------------------------------------------------------------------
-  static Codes LoadBytes(const uint8_t* p0, const uint8_t* p1) { return {Load256(p0), Load256(p1)}; }
-  static __m256i Nibbles16(const uint8_t* p) {
-    const __m256i twice = _mm256_broadcastsi128_si256(Load128(p));
-    const __m256i count = _mm256_set_epi64x(4, 4, 0, 0);
-    // A 64-bit shift by 4 moves bits between bytes; the mask drops them.
-    return _mm256_and_si256(_mm256_srlv_epi64(twice, count), _mm256_set1_epi8(15));
-  }
-  static Codes LoadNibbles16(const uint8_t* p0, const uint8_t* p1) {
-    return {Nibbles16(p0), Nibbles16(p1)};
-  }
-  static Codes LoadNibbles32(const uint8_t* p) {
-    const __m256i raw = Load256(p);
-    const __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(raw, mask), _mm256_and_si256(_mm256_srli_epi16(raw, 4), mask)};
-  }
-  static __m256i Crumbs(__m256i four) {
-    // `four` = every byte four times: odd words shift by 4 bits, odd bytes by two more.
-    const __m256i w = _mm256_blend_epi16(four, _mm256_srli_epi16(four, 4), 0xaa);
-    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(0x0003));
-    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(w, 2), _mm256_set1_epi16(0x0300));
-    return _mm256_or_si256(low, high);
-  }
-  static Codes LoadCrumbs16(const uint8_t* p) {
-    const __m256i raw = _mm256_broadcastsi128_si256(Load128(p));
-    const __m256i first = _mm256_set_epi32(0x07070707, 0x06060606, 0x05050505, 0x04040404, 0x03030303,
-                                           0x02020202, 0x01010101, 0);
-    const __m256i second = _mm256_add_epi8(first, _mm256_set1_epi8(8));
-    return {Crumbs(_mm256_shuffle_epi8(raw, first)), Crumbs(_mm256_shuffle_epi8(raw, second))};
-  }
-  static __m256i ValueWhereBit(uint32_t bits, uint8_t value) {
-    const __m256i index = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
-    const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201ull));
-    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int32_t>(bits)), index);
-    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
-    return _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(value)));
-  }
-  static Codes AddWhereBit(Codes c, uint32_t bits0, uint32_t bits1, uint8_t value) {
-    return {_mm256_add_epi8(c.h0, ValueWhereBit(bits0, value)),
-            _mm256_add_epi8(c.h1, ValueWhereBit(bits1, value))};
-  }
-  static Codes Lookup(const int8_t* table, Codes c) {
-    const __m256i t = _mm256_broadcastsi128_si256(Load128(table));
-    return {_mm256_shuffle_epi8(t, c.h0), _mm256_shuffle_epi8(t, c.h1)};
-  }
-
-  // ---- activations --------------------------------------------------------------------------------------------------------
-  static Acts LoadActs(const int8_t* q) { return {Load256(q), Load256(q + 32)}; }
-  static Acts LoadActsTwice(const int8_t* q) {
-    const __m256i a = Load256(q);
-    return {a, a};
-  }
-
-  // ---- exact products -----------------------------------------------------------------------------------------------------
-  static __m256i DotU(__m256i w, __m256i y) {
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(w, y), _mm256_set1_epi16(1));
-  }
-  // |w| as unsigned (128 for -128) times y with w's sign: y is never -128, so negating it is exact.
-  static __m256i DotS(__m256i w, __m256i y) {
-    return DotU(_mm256_abs_epi8(w), _mm256_sign_epi8(y, w));
-  }
-  static Sums DotUnsigned(Codes w, Acts y) { return {DotU(w.h0, y.h0), DotU(w.h1, y.h1)}; }
-  static Sums DotSigned(Codes w, Acts y) { return {DotS(w.h0, y.h0), DotS(w.h1, y.h1)}; }
-  static Sums DotScaled(Sums acc, Codes w, Acts y, Scales s) {
-    return {_mm256_add_epi32(acc.h0, _mm256_madd_epi16(_mm256_maddubs_epi16(w.h0, y.h0), s.h0)),
-            _mm256_add_epi32(acc.h1, _mm256_madd_epi16(_mm256_maddubs_epi16(w.h1, y.h1), s.h1))};
-  }
-  static Sums ZeroSums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  static Set16 SetFromBytes8(uint64_t bytes) {
-    const __m128i b = _mm_cvtsi64_si128(static_cast<int64_t>(bytes));
-    return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(b, b));
-  }
-  template <int kChunk>
-  static Scales ChunkScales(Set16 s) {
-    const __m256i four = _mm256_permute4x64_epi64(s, kChunk * 0x55);
-    const __m256i first = _mm256_set_epi64x(0x0302030203020302, 0x0302030203020302, 0x0100010001000100,
-                                            0x0100010001000100);
-    const __m256i second = _mm256_add_epi8(first, _mm256_set1_epi8(4));
-    return {_mm256_shuffle_epi8(four, first), _mm256_shuffle_epi8(four, second)};
-  }
-  static Sums DotSets(Set16 m0, Set16 m1, const int16_t* sum16) {
-    const __m256i s = Load256(sum16);
-    return {_mm256_madd_epi16(m0, s), _mm256_madd_epi16(m1, s)};
-  }
-
-  // ---- lanes per row ------------------------------------------------------------------------------------------------------
-  static __m256i AddUnpacked32(__m256i a, __m256i b) {
-    return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-  }
-  // Four registers -> per 128-bit lane the four sums.
-  static __m256i Transpose4(__m256i a, __m256i b, __m256i c, __m256i d) {
-    const __m256i ab = AddUnpacked32(a, b), cd = AddUnpacked32(c, d);
-    return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
-  }
-  static __m256i AddLanes(__m256i a, __m256i b) {
-    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-  }
-  static RowsI ReducePairs(const Sums* v) {
-    return AddLanes(Transpose4(v[0].h0, v[1].h0, v[2].h0, v[3].h0),
-                    Transpose4(v[0].h1, v[1].h1, v[2].h1, v[3].h1));
-  }
-  static __m256i Whole(Sums v) { return _mm256_add_epi32(v.h0, v.h1); }
-  static RowsI ReduceWhole(const Sums* v) {
-    return AddLanes(Transpose4(Whole(v[0]), Whole(v[1]), Whole(v[2]), Whole(v[3])),
-                    Transpose4(Whole(v[4]), Whole(v[5]), Whole(v[6]), Whole(v[7])));
-  }
-  static RowsI LoadWords(const uint8_t* const* row, size_t offset) {
+  // ---- bytes of weights ------------------------------------------------------------------------
+  static Words LoadWords(const uint8_t* const* row, size_t offset) {
+    // Broadcast loads and immediate blends: no shuffle port is needed.
     const auto word = [&](int k) {
       int32_t x;
       std::memcpy(&x, row[k] + offset, 4);
@@ -155,16 +44,107 @@ struct Simd {
     const __m256i r23 = _mm256_blend_epi32(word(2), word(3), 0x08);
     const __m256i r45 = _mm256_blend_epi32(word(4), word(5), 0x20);
     const __m256i r67 = _mm256_blend_epi32(word(6), word(7), 0x80);
-    return _mm256_blend_epi32(_mm256_blend_epi32(r01, r23, 0x0c), _mm256_blend_epi32(r45, r67, 0xc0), 0xf0);
+    return _mm256_blend_epi32(_mm256_blend_epi32(r01, r23, 0x0c),
+                              _mm256_blend_epi32(r45, r67, 0xc0), 0xf0);
   }
-  static RowsF HalfHigh(RowsI w) {
+  static void LoadColumns(const uint8_t* const* row, size_t offset, Words* out) {
+    // 128-bit lane l of z[i] = row 4 l + i; then a 4 x 4 transposition inside every lane.
+    __m256i z[4];
+    for (int i = 0; i < 4; ++i)
+      z[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(Load128(row[i] + offset)),
+                                     Load128(row[4 + i] + offset), 1);
+    const __m256i a = _mm256_unpacklo_epi32(z[0], z[1]), b = _mm256_unpackhi_epi32(z[0], z[1]);
+    const __m256i c = _mm256_unpacklo_epi32(z[2], z[3]), d = _mm256_unpackhi_epi32(z[2], z[3]);
+    out[0] = _mm256_unpacklo_epi64(a, c);
+    out[1] = _mm256_unpackhi_epi64(a, c);
+    out[2] = _mm256_unpacklo_epi64(b, d);
+    out[3] = _mm256_unpackhi_epi64(b, d);
+  }
+  template <int kShift, uint8_t kMask>
+  static Words Field(Words w) {
+    return _mm256_and_si256(kShift ? _mm256_srli_epi32(w, kShift) : w,
+                            _mm256_set1_epi8(static_cast<char>(kMask)));
+  }
+  static Words Or(Words a, Words b) { return _mm256_or_si256(a, b); }
+  template <int kNibble, uint8_t kValue>
+  static Words OrWhereBit(Words codes, Words bits) {
+    // Every byte of a lane gets the byte of `bits` that holds the nibble, then tests its own bit of
+    // it.
+    constexpr int32_t kByte = 0x01010101 * (kNibble / 2);
+    const __m128i index =
+        _mm_set_epi32(0x0c0c0c0c + kByte, 0x08080808 + kByte, 0x04040404 + kByte, kByte);
+    const __m256i spread = _mm256_shuffle_epi8(bits, _mm256_broadcastsi128_si256(index));
+    const __m256i mask =
+        _mm256_set1_epi32(kNibble % 2 ? static_cast<int32_t>(0x80402010u) : 0x08040201);
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, mask), mask);
+    return _mm256_or_si256(codes,
+                           _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(kValue))));
+  }
+  static Words Lookup(const int8_t* table, Words w) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(Load128(table)), w);
+  }
+  static Words SignedCodes(Words w) { return w; }
+  static void ArrangeCrumbs(const int8_t* y, int8_t* out) {
+    const __m128i index = _mm_set_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
+    for (int b = 0; b < 64; b += 16)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + b),
+                       _mm_shuffle_epi8(Load128(y + b), index));
+  }
+
+  // ---- exact integers per row ------------------------------------------------------------------
+  template <int kByte>
+  static Words ByteOf(Words w) {
+    return _mm256_and_si256(kByte ? _mm256_srli_epi32(w, 8 * kByte) : w, _mm256_set1_epi32(255));
+  }
+  static Words EvenBytes(Words w) { return _mm256_and_si256(w, _mm256_set1_epi32(0x00ff00ff)); }
+  static Words OddBytes(Words w) { return _mm256_srli_epi16(w, 8); }
+  // One int16 lane holds kTerms products' pairs before it is widened: 2 * 127 * kMaxCode * kTerms <
+  // 2^15.
+  template <int kWords, int kMaxCode>
+  static Words DotUnsigned(const Words* w, const int8_t* y) {
+    constexpr int kFits = 32767 / (2 * 127 * kMaxCode);
+    static_assert(kFits >= 1, "codes too large for vpmaddubsw");
+    constexpr int kTerms = kFits < kWords ? kFits : kWords;
+    __m256i sum = _mm256_setzero_si256();
+    for (int i = 0; i < kWords; i += kTerms) {
+      __m256i pairs = _mm256_maddubs_epi16(w[i], SetWord(y + 4 * i));
+      for (int j = i + 1; j < i + kTerms && j < kWords; ++j)
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[j], SetWord(y + 4 * j)));
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return sum;
+  }
+  // |w| as unsigned (128 for -128: 2 * 128 * 127 < 2^15) times y with w's sign: y is never -128, so
+  // negating it is exact.
+  template <int kWords>
+  static Words DotSigned(const Words* w, const int8_t* y) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int i = 0; i < kWords; ++i) {
+      const __m256i pairs =
+          _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(SetWord(y + 4 * i), w[i]));
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return sum;
+  }
+  static Words ZeroWords() { return _mm256_setzero_si256(); }
+  static Words SubAll(Words a, int32_t x) { return _mm256_sub_epi32(a, _mm256_set1_epi32(x)); }
+  static Words MulAdd(Words acc, Words a, Words b) {
+    return _mm256_add_epi32(acc, _mm256_mullo_epi32(a, b));
+  }
+  static Words MulAddPairs(Words acc, Words a, int32_t low, int32_t high) {
+    return _mm256_add_epi32(acc,
+                            _mm256_madd_epi16(a, _mm256_set1_epi32((high << 16) | (low & 0xffff))));
+  }
+
+  // ---- floats per row --------------------------------------------------------------------------
+  static RowsF HalfHigh(Words w) {
     // Values 0..65535 pack without saturating; lanes come out as rows 0..3 and 4..7.
     const __m256i v = _mm256_srli_epi32(w, 16);
-    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+    return _mm256_cvtph_ps(
+        _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
   }
-  static RowsF HalfLow(RowsI w) { return HalfHigh(_mm256_slli_epi32(w, 16)); }
-  static RowsI SubAll(RowsI a, int32_t x) { return _mm256_sub_epi32(a, _mm256_set1_epi32(x)); }
-  static RowsF ToFloat(RowsI a) { return _mm256_cvtepi32_ps(a); }
+  static RowsF HalfLow(Words w) { return HalfHigh(_mm256_slli_epi32(w, 16)); }
+  static RowsF ToFloat(Words a) { return _mm256_cvtepi32_ps(a); }
   static RowsF SetAll(float x) { return _mm256_set1_ps(x); }
   static RowsF Mul(RowsF a, RowsF b) { return _mm256_mul_ps(a, b); }
   static RowsF Add(RowsF a, RowsF b) { return _mm256_add_ps(a, b); }
@@ -175,7 +155,7 @@ struct Simd {
     if (n != kRows) std::memcpy(out, v, n * sizeof(float));
   }
 
-  // ---- the 32 canonical partials ------------------------------------------------------------------------------------------
+  // ---- the 32 canonical partials ---------------------------------------------------------------
   struct V32 {
     __m256 v[4];
   };
@@ -184,11 +164,12 @@ struct Simd {
     return {{z, z, z, z}};
   }
   static V32 Load32(const float* p) {
-    return {{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8), _mm256_loadu_ps(p + 16), _mm256_loadu_ps(p + 24)}};
+    return {{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8), _mm256_loadu_ps(p + 16),
+             _mm256_loadu_ps(p + 24)}};
   }
   static V32 LoadF16x32(const uint8_t* p) {
-    return {{_mm256_cvtph_ps(Load128(p)), _mm256_cvtph_ps(Load128(p + 16)), _mm256_cvtph_ps(Load128(p + 32)),
-             _mm256_cvtph_ps(Load128(p + 48))}};
+    return {{_mm256_cvtph_ps(Load128(p)), _mm256_cvtph_ps(Load128(p + 16)),
+             _mm256_cvtph_ps(Load128(p + 32)), _mm256_cvtph_ps(Load128(p + 48))}};
   }
   static __m256 WidenBf16(const uint8_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(Load128(p)), 16));
@@ -214,6 +195,23 @@ struct Simd {
     const __m128 w4 = _mm_add_ps(_mm256_castps256_ps128(w8), _mm256_extractf128_ps(w8, 1));
     const __m128 w2 = _mm_add_ps(w4, _mm_movehl_ps(w4, w4));
     return _mm_cvtss_f32(_mm_add_ss(w2, _mm_movehdup_ps(w2)));
+  }
+
+  // ---- 16 independent float lanes ---------------------------------------------------------------
+  struct V16 {
+    __m256 a, b;  // lanes 0..7, 8..15
+  };
+  static V16 Load16(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static void Store16(float* p, V16 x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+  }
+  static V16 SetAll16(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static V16 Mul16(V16 x, V16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+  static V16 Add16(V16 x, V16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+  static V16 Sub16(V16 x, V16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+  static V16 Fma16(V16 x, V16 y, V16 z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
   }
 };
 

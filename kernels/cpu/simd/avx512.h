@@ -1,5 +1,6 @@
-// The vocabulary of simd/scalar.h (contracts there) for AVX-512 F, BW, DQ, VL and VNNI: 64 codes in one register, 16 rows per
-// group. Signed codes are shifted to unsigned for vpdpbusd, hence kSignedBias = 128.
+// The vocabulary of simd/scalar.h (contracts there) for AVX-512 F, BW, DQ, VL and VNNI: 16 rows per
+// group, one register per four code bytes of each. Signed codes are shifted to unsigned for
+// vpdpbusd.
 #pragma once
 
 #include <immintrin.h>
@@ -16,116 +17,25 @@ namespace {
 struct Simd {
   static constexpr const char* kName = "avx512";
   static constexpr uint32_t kRows = 16;
-  static constexpr uint32_t kFloatRows = 2;  // 2 rows x 4 activation rows x 2 registers = 16 of 32 registers
+  static constexpr uint32_t kFloatRows =
+      2;  // 2 rows x 4 activation rows x 2 registers = 16 of 32 registers
   static constexpr uint32_t kFloatActs = 4;
   static constexpr int32_t kSignedBias = 128;
 
-  using Codes = __m512i;
-  using Acts = __m512i;
-  using Sums = __m512i;   // 16 partial sums, 8 per half
-  using Set16 = __m256i;  // 16 x int16
-  using Scales = __m512i;
-  using RowsI = __m512i;
+  using Words = __m512i;
   using RowsF = __m512;
-
-  // Chosen so that ReducePairs ends in row order: registers 0..3 hold rows 0..3 and 4..7, registers 4..7 rows 8..11, 12..15.
-  static constexpr uint32_t PairFirst(uint32_t k) { return k < 4 ? k : k + 4; }
-  static constexpr uint32_t PairSecond(uint32_t k) { return PairFirst(k) + 4; }
 
   static __m128i Load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static __m256i Load256(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
   }
-
-  // ---- codes ------------------------------------------------------------------------------------------------------------
-  static Codes LoadBytes(const uint8_t* p0, const uint8_t* p1) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(Load256(p0)), Load256(p1), 1);
-  }
-  static Codes LoadNibbles16(const uint8_t* p0, const uint8_t* p1) {
-    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(Load128(p0)), Load128(p1), 1);
-    const __m512i wide = _mm512_castsi256_si512(both);
-    const __m512i twice = _mm512_shuffle_i64x2(wide, wide, _MM_SHUFFLE(1, 1, 0, 0));
-    const __m512i count = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0,
-                                           0x0004000400040004, 0x0004000400040004, 0, 0);
-    return _mm512_and_si512(_mm512_srlv_epi16(twice, count), _mm512_set1_epi8(15));
-  }
-  static Codes LoadNibbles32(const uint8_t* p) {
-    const __m512i twice = _mm512_broadcast_i64x4(Load256(p));
-    const __m512i count = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0x0004000400040004,
-                                           0x0004000400040004, 0, 0, 0, 0);
-    return _mm512_and_si512(_mm512_srlv_epi16(twice, count), _mm512_set1_epi8(15));
-  }
-  static Codes LoadCrumbs16(const uint8_t* p) {
-    // Every byte four times; 16-bit shifts by 0 and 4 place codes 0 and 2 of the byte, two more bits place codes 1 and 3.
-    const __m512i index = _mm512_set_epi32(0x0f0f0f0f, 0x0e0e0e0e, 0x0d0d0d0d, 0x0c0c0c0c, 0x0b0b0b0b,
-                                           0x0a0a0a0a, 0x09090909, 0x08080808, 0x07070707, 0x06060606,
-                                           0x05050505, 0x04040404, 0x03030303, 0x02020202, 0x01010101, 0);
-    const __m512i four = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(Load128(p)), index);
-    const __m512i even = _mm512_srlv_epi16(four, _mm512_set1_epi32(0x00040000));
-    const __m512i odd = _mm512_srli_epi16(even, 2);
-    // Bitwise select: high byte of each word from `odd`, low byte from `even`, two bits each (ternary: (m & odd) | (n & even)).
-    const __m512i low = _mm512_and_si512(even, _mm512_set1_epi16(0x0003));
-    return _mm512_ternarylogic_epi32(low, odd, _mm512_set1_epi16(0x0300), 0xf8);
-  }
-  static Codes AddWhereBit(Codes c, uint32_t bits0, uint32_t bits1, uint8_t value) {
-    const __mmask64 mask = static_cast<uint64_t>(bits1) << 32 | bits0;
-    return _mm512_mask_add_epi8(c, mask, c, _mm512_set1_epi8(static_cast<char>(value)));
-  }
-  static Codes Lookup(const int8_t* table, Codes c) {
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(Load128(table)), c);
+  static __m512i SetWord(const int8_t* y) {
+    int32_t x;
+    std::memcpy(&x, y, 4);
+    return _mm512_set1_epi32(x);
   }
 
-  // ---- activations --------------------------------------------------------------------------------------------------------
-  static Acts LoadActs(const int8_t* q) { return _mm512_loadu_si512(q); }
-  static Acts LoadActsTwice(const int8_t* q) { return _mm512_broadcast_i64x4(Load256(q)); }
-
-  // ---- exact products -----------------------------------------------------------------------------------------------------
-  static Sums DotUnsigned(Codes w, Acts y) {
-    return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, y);
-  }
-  static Sums DotSigned(Codes w, Acts y) {
-    const __m512i shifted = _mm512_xor_si512(w, _mm512_set1_epi8(static_cast<char>(0x80)));
-    return _mm512_dpbusd_epi32(_mm512_setzero_si512(), shifted, y);
-  }
-  static Sums DotScaled(Sums acc, Codes w, Acts y, Scales s) {
-    return _mm512_dpwssd_epi32(acc, _mm512_maddubs_epi16(w, y), s);
-  }
-  static Sums ZeroSums() { return _mm512_setzero_si512(); }
-  static Set16 SetFromBytes8(uint64_t bytes) {
-    const __m128i b = _mm_cvtsi64_si128(static_cast<int64_t>(bytes));
-    return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(b, b));
-  }
-  template <int kChunk>
-  static Scales ChunkScales(Set16 s) {
-    constexpr int64_t kOne = 0x0001000100010001;
-    constexpr int64_t kBase = 4 * kChunk;
-    const __m512i index =
-        _mm512_set_epi64((kBase + 3) * kOne, (kBase + 3) * kOne, (kBase + 2) * kOne, (kBase + 2) * kOne,
-                         (kBase + 1) * kOne, (kBase + 1) * kOne, kBase * kOne, kBase * kOne);
-    return _mm512_permutexvar_epi16(index, _mm512_castsi256_si512(s));
-  }
-  static Sums DotSets(Set16 m0, Set16 m1, const int16_t* sum16) {
-    const __m512i m = _mm512_inserti64x4(_mm512_castsi256_si512(m0), m1, 1);
-    return _mm512_madd_epi16(m, _mm512_broadcast_i64x4(Load256(sum16)));
-  }
-
-  // ---- lanes per row ------------------------------------------------------------------------------------------------------
-  // Four registers a, b, c, d -> per 128-bit lane the four sums [a, b, c, d].
-  static __m512i Transpose4(const Sums* v) {
-    const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-  }
-  // Adds 128-bit lanes 0+1 and 2+3 of a, then of b.
-  static __m512i AddLanes(__m512i a, __m512i b) {
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, _MM_SHUFFLE(2, 0, 2, 0)),
-                            _mm512_shuffle_i32x4(a, b, _MM_SHUFFLE(3, 1, 3, 1)));
-  }
-  static RowsI ReducePairs(const Sums* v) { return AddLanes(Transpose4(v), Transpose4(v + 4)); }
-  static RowsI ReduceWhole(const Sums* v) {
-    return AddLanes(AddLanes(Transpose4(v), Transpose4(v + 4)),
-                    AddLanes(Transpose4(v + 8), Transpose4(v + 12)));
-  }
+  // ---- bytes of weights ------------------------------------------------------------------------
   static __m256i LoadWords8(const uint8_t* const* row, size_t offset) {
     // Broadcast loads and immediate blends: no shuffle port is needed.
     const auto word = [&](int k) {
@@ -137,15 +47,96 @@ struct Simd {
     const __m256i r23 = _mm256_blend_epi32(word(2), word(3), 0x08);
     const __m256i r45 = _mm256_blend_epi32(word(4), word(5), 0x20);
     const __m256i r67 = _mm256_blend_epi32(word(6), word(7), 0x80);
-    return _mm256_blend_epi32(_mm256_blend_epi32(r01, r23, 0x0c), _mm256_blend_epi32(r45, r67, 0xc0), 0xf0);
+    return _mm256_blend_epi32(_mm256_blend_epi32(r01, r23, 0x0c),
+                              _mm256_blend_epi32(r45, r67, 0xc0), 0xf0);
   }
-  static RowsI LoadWords(const uint8_t* const* row, size_t offset) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(LoadWords8(row, offset)), LoadWords8(row + 8, offset), 1);
+  static Words LoadWords(const uint8_t* const* row, size_t offset) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(LoadWords8(row, offset)),
+                              LoadWords8(row + 8, offset), 1);
   }
-  static RowsF HalfLow(RowsI w) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(w)); }
-  static RowsF HalfHigh(RowsI w) { return HalfLow(_mm512_srli_epi32(w, 16)); }
-  static RowsI SubAll(RowsI a, int32_t x) { return _mm512_sub_epi32(a, _mm512_set1_epi32(x)); }
-  static RowsF ToFloat(RowsI a) { return _mm512_cvtepi32_ps(a); }
+  static void LoadColumns(const uint8_t* const* row, size_t offset, Words* out) {
+    // 128-bit lane l of z[i] = row 4 l + i; then a 4 x 4 transposition inside every lane.
+    __m512i z[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(Load128(row[i] + offset)),
+                                                  Load128(row[4 + i] + offset), 1);
+      const __m256i high = _mm256_inserti128_si256(
+          _mm256_castsi128_si256(Load128(row[8 + i] + offset)), Load128(row[12 + i] + offset), 1);
+      z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    }
+    const __m512i a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpackhi_epi32(z[0], z[1]);
+    const __m512i c = _mm512_unpacklo_epi32(z[2], z[3]), d = _mm512_unpackhi_epi32(z[2], z[3]);
+    out[0] = _mm512_unpacklo_epi64(a, c);
+    out[1] = _mm512_unpackhi_epi64(a, c);
+    out[2] = _mm512_unpacklo_epi64(b, d);
+    out[3] = _mm512_unpackhi_epi64(b, d);
+  }
+  template <int kShift, uint8_t kMask>
+  static Words Field(Words w) {
+    return _mm512_and_si512(kShift ? _mm512_srli_epi32(w, kShift) : w,
+                            _mm512_set1_epi8(static_cast<char>(kMask)));
+  }
+  static Words Or(Words a, Words b) { return _mm512_or_si512(a, b); }
+  template <int kNibble, uint8_t kValue>
+  static Words OrWhereBit(Words codes, Words bits) {
+    // Every byte of a lane gets the byte of `bits` that holds the nibble, then tests its own bit of
+    // it.
+    constexpr int32_t kByte = 0x01010101 * (kNibble / 2);
+    const __m128i index =
+        _mm_set_epi32(0x0c0c0c0c + kByte, 0x08080808 + kByte, 0x04040404 + kByte, kByte);
+    const __m512i spread = _mm512_shuffle_epi8(bits, _mm512_broadcast_i32x4(index));
+    const __m512i mask =
+        _mm512_set1_epi32(kNibble % 2 ? static_cast<int32_t>(0x80402010u) : 0x08040201);
+    return _mm512_mask_add_epi8(codes, _mm512_test_epi8_mask(spread, mask), codes,
+                                _mm512_set1_epi8(static_cast<char>(kValue)));
+  }
+  static Words Lookup(const int8_t* table, Words w) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(Load128(table)), w);
+  }
+  static Words SignedCodes(Words w) {
+    return _mm512_xor_si512(w, _mm512_set1_epi8(static_cast<char>(0x80)));
+  }
+  static void ArrangeCrumbs(const int8_t* y, int8_t* out) {
+    const __m128i index = _mm_set_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
+    _mm512_storeu_si512(out,
+                        _mm512_shuffle_epi8(_mm512_loadu_si512(y), _mm512_broadcast_i32x4(index)));
+  }
+
+  // ---- exact integers per row ------------------------------------------------------------------
+  template <int kByte>
+  static Words ByteOf(Words w) {
+    return _mm512_and_si512(kByte ? _mm512_srli_epi32(w, 8 * kByte) : w, _mm512_set1_epi32(255));
+  }
+  static Words EvenBytes(Words w) { return _mm512_and_si512(w, _mm512_set1_epi32(0x00ff00ff)); }
+  static Words OddBytes(Words w) { return _mm512_srli_epi16(w, 8); }
+  template <int kWords, int kMaxCode>
+  static Words DotUnsigned(const Words* w, const int8_t* y) {
+    // Two chains hide half of the latency; other activation rows hide the rest.
+    __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int i = 0; i < kWords; i += 2) {
+      even = _mm512_dpbusd_epi32(even, w[i], SetWord(y + 4 * i));
+      odd = _mm512_dpbusd_epi32(odd, w[i + 1], SetWord(y + 4 * i + 4));
+    }
+    return _mm512_add_epi32(even, odd);
+  }
+  template <int kWords>
+  static Words DotSigned(const Words* w, const int8_t* y) {
+    return DotUnsigned<kWords, 255>(w, y);
+  }
+  static Words ZeroWords() { return _mm512_setzero_si512(); }
+  static Words SubAll(Words a, int32_t x) { return _mm512_sub_epi32(a, _mm512_set1_epi32(x)); }
+  static Words MulAdd(Words acc, Words a, Words b) {
+    return _mm512_add_epi32(acc, _mm512_mullo_epi32(a, b));
+  }
+  static Words MulAddPairs(Words acc, Words a, int32_t low, int32_t high) {
+    return _mm512_dpwssd_epi32(acc, a, _mm512_set1_epi32((high << 16) | (low & 0xffff)));
+  }
+
+  // ---- floats per row --------------------------------------------------------------------------
+  static RowsF HalfLow(Words w) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(w)); }
+  static RowsF HalfHigh(Words w) { return HalfLow(_mm512_srli_epi32(w, 16)); }
+  static RowsF ToFloat(Words a) { return _mm512_cvtepi32_ps(a); }
   static RowsF SetAll(float x) { return _mm512_set1_ps(x); }
   static RowsF Mul(RowsF a, RowsF b) { return _mm512_mul_ps(a, b); }
   static RowsF Add(RowsF a, RowsF b) { return _mm512_add_ps(a, b); }
@@ -154,7 +145,7 @@ struct Simd {
     _mm512_mask_storeu_ps(out, static_cast<__mmask16>((1u << n) - 1), a);
   }
 
-  // ---- the 32 canonical partials ------------------------------------------------------------------------------------------
+  // ---- the 32 canonical partials ---------------------------------------------------------------
   struct V32 {
     __m512 a, b;  // partials 0..15, 16..31
   };
@@ -182,6 +173,16 @@ struct Simd {
     const __m128 w2 = _mm_add_ps(w4, _mm_movehl_ps(w4, w4));
     return _mm_cvtss_f32(_mm_add_ss(w2, _mm_movehdup_ps(w2)));
   }
+
+  // ---- 16 independent float lanes ---------------------------------------------------------------
+  using V16 = __m512;
+  static V16 Load16(const float* p) { return _mm512_loadu_ps(p); }
+  static void Store16(float* p, V16 x) { _mm512_storeu_ps(p, x); }
+  static V16 SetAll16(float x) { return _mm512_set1_ps(x); }
+  static V16 Mul16(V16 x, V16 y) { return _mm512_mul_ps(x, y); }
+  static V16 Add16(V16 x, V16 y) { return _mm512_add_ps(x, y); }
+  static V16 Sub16(V16 x, V16 y) { return _mm512_sub_ps(x, y); }
+  static V16 Fma16(V16 x, V16 y, V16 z) { return _mm512_fmadd_ps(x, y, z); }
 };
 
 }  // namespace
