@@ -1,0 +1,181 @@
+// See daemon/setup.h.
+#include "daemon/setup.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "shared/base/limits.h"
+
+namespace lode {
+namespace {
+
+// Published starting points of policy `fixed`: the smallest pack leaves the CPU lane more to do per
+// byte it reads.
+constexpr double kShareQ2 = 0.2, kShareOthers = 0.55;
+// Busy polling when every thread has a core: longer than a layer, shorter than anybody would notice
+// in a power meter.
+constexpr uint32_t kSpinUs = 200;
+
+// A GPU that this build can use. Without the CUDA device compiled in there is none, whatever the
+// machine has.
+bool UsableGpu() {
+#if defined(LODE_HAVE_CUDA)
+  return access("/dev/nvidiactl", R_OK | W_OK) == 0;
+#else
+  return false;
+#endif
+}
+
+StatusOr<double> PullShare(const Options& options, const ModelSource& source) {
+  if (options.pull_share >= 0) return options.pull_share;
+  LODE_ASSIGN_OR_RETURN(const ExpertTensors experts, FindExperts(source, 0));
+  return experts.gate->type == TensorType::kQ2_0 ? kShareQ2 : kShareOthers;
+}
+
+uint32_t HugePages(const std::string& word) {
+  return word == "none" ? 0 : word == "transparent" ? 1 : 2;
+}
+
+struct Threads {
+  ThreadChoice cpu;
+  uint32_t device = 1;
+  bool oversubscribed = false;
+};
+// The cpu device's threads and the CPU workers' threads take turns: while the workers compute, the
+// device waits for them. So both may have every core, but nobody may spin then.
+Threads ChooseAll(const Options& options, const Topology& topology, uint32_t n_workers, bool cuda) {
+  Threads threads;
+  threads.cpu = ChooseThreads(topology, n_workers, options.cpu_threads);
+  uint32_t total = 0;
+  for (const WorkerThreads& worker : threads.cpu.workers) total += worker.threads;
+  if (!cuda) {
+    double cores = topology.usable_cores();
+    if (topology.quota_cores > 0)
+      cores = std::min(cores, std::max(1.0, std::floor(topology.quota_cores)));
+    threads.device = options.device_threads ? options.device_threads
+                                            : std::max(1u, static_cast<uint32_t>(cores));
+    total += threads.device;
+  }
+  threads.oversubscribed = threads.cpu.oversubscribed || total + 1 > topology.usable_cores();
+  return threads;
+}
+
+LoadPlan CommonPlan(const Options& options, const ModelSource& source, uint32_t n_workers,
+                    uint32_t context, uint32_t spin_us) {
+  LoadPlan plan;
+  plan.model = source.description();
+  plan.identity = source.identity();
+  plan.n_nodes = n_workers;
+  plan.isa = options.isa;
+  plan.kv_type = options.kv_type;
+  plan.kv_blocks = options.kv_tokens / kKvBlockCells;
+  plan.sequence_slots = options.sequences;
+  plan.context = context;
+  plan.profile = options.profile;
+  plan.spin_us = spin_us;
+  plan.wait_ms = options.wait_ms;
+  plan.wait_max_ms = options.wait_max_ms;
+  plan.float_reference = options.float_reference;
+  plan.lock_memory = options.lock_memory;
+  plan.huge_pages = HugePages(options.huge_pages);
+  return plan;
+}
+
+}  // namespace
+
+uint32_t IsaIndex(const std::string& name) {
+  static constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
+  for (uint32_t i = 0; i < std::size(kNames); ++i) {
+    if (name == kNames[i]) return i;
+  }
+  return 0;
+}
+
+StatusOr<uint64_t> ExpertSlotBytesTotal(const ModelSource& source) {
+  LODE_ASSIGN_OR_RETURN(const ArenaLayout layout, ComputeArenaLayout(source, 0, 1));
+  uint64_t bytes = 0;
+  for (const LayerExperts& layer : layout.layers)
+    bytes += layout.experts * ExpertSlotBytes(layer, layout.hidden, layout.width);
+  return bytes;
+}
+
+StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& source,
+                                const Topology& topology, const std::string& control_socket,
+                                const std::string& worker_dir) {
+  const ModelConfig& model = source.config();
+  LODE_RETURN_IF_ERROR(CheckComputable(source));
+  const bool cuda = options.device == "cuda" || (options.device == "auto" && UsableGpu());
+  const uint32_t n_workers =
+      std::min(kCpuWorkersMax, options.cpu_workers ? options.cpu_workers
+                                                   : static_cast<uint32_t>(topology.nodes.size()));
+  const uint32_t context =
+      std::min({options.context ? options.context : model.context, options.kv_tokens, kContextMax});
+  const Threads threads = ChooseAll(options, topology, n_workers, cuda);
+  const uint32_t spin_us = options.spin_us >= 0     ? static_cast<uint32_t>(options.spin_us)
+                           : threads.oversubscribed ? 0
+                                                    : kSpinUs;
+  uint64_t vram = options.vram_budget;
+  if (vram == 0 && !cuda) {
+    LODE_ASSIGN_OR_RETURN(vram, ExpertSlotBytesTotal(source));
+    vram /= 2;
+  } else if (vram == 0) {
+    vram = ~uint64_t{0};  // cuda: all that is left after everything else was allocated
+  }
+
+  EngineSetup setup;
+  SupervisorConfig& s = setup.supervisor;
+  s.cpu_binary = worker_dir + "/lode-cpu-worker";
+  s.gpu_binary = worker_dir + "/lode-gpu-worker";
+  s.socket_path = control_socket;
+  s.log_level = options.log_level;
+  s.shape = {model.hidden, model.expert_width, model.experts_used, n_workers};
+  s.identity = source.identity();
+  s.huge_arenas = options.huge_pages == "hugetlb";
+  s.vocab = model.vocab;
+  s.load_seconds = options.load_seconds;
+  const LoadPlan common = CommonPlan(options, source, n_workers, context, spin_us);
+  for (uint32_t i = 0; i < n_workers; ++i) {
+    LODE_ASSIGN_OR_RETURN(ArenaLayout layout, ComputeArenaLayout(source, i, n_workers));
+    s.arenas.push_back(std::move(layout));
+    LoadPlan plan = common;
+    plan.threads = threads.cpu.workers[i].threads;
+    plan.cpus = threads.cpu.workers[i].cpus;
+    s.cpu_plans.push_back(std::move(plan));
+  }
+  s.gpu_plan = common;
+  s.gpu_plan.threads = threads.device;
+  s.gpu_plan.device = cuda ? "cuda" : "cpu";
+  s.gpu_plan.vram_budget_bytes = vram;
+
+  SchedulerConfig& c = setup.scheduler;
+  c.vocab = model.vocab;
+  c.context = context;
+  c.sequences = options.sequences;
+  c.kv_blocks = options.kv_tokens / kKvBlockCells;
+  c.queue = options.queue;
+  c.prompt_rows = options.prompt_rows;
+  c.slow_client_seconds = options.slow_client_seconds;
+  c.request_seconds = options.request_seconds;
+  c.watchdog_seconds = options.watchdog_seconds;
+  c.spin_ns = uint64_t{spin_us} * 1000;
+  LODE_ASSIGN_OR_RETURN(const double share, PullShare(options, source));
+  c.tunables.vram_budget_bytes = vram;
+  c.tunables.pull_share = static_cast<float>(share);
+  c.tunables.split_policy = static_cast<uint32_t>(SplitPolicy::kFixed);
+  c.tunables.tier_policy = static_cast<uint32_t>(
+      options.tier_policy == "static" ? TierPolicy::kStatic : TierPolicy::kDecayedLfu);
+  c.facts = {{"device", s.gpu_plan.device},
+             {"kv_type", options.kv_type},
+             {"cpu_workers", std::to_string(n_workers)}};
+  setup.summary = fmt::format(
+      "{}: device {}, {} CPU workers, {} device threads, context {}, {} sequences, {} KV blocks, "
+      "pull "
+      "share {}, spin {} us",
+      source.description(), s.gpu_plan.device, n_workers, threads.device, context, c.sequences,
+      c.kv_blocks, share, spin_us);
+  return setup;
+}
+
+}  // namespace lode
