@@ -4,10 +4,12 @@
 #include "cpu_worker/page_placement.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <numa.h>
 #include <numaif.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,8 +68,13 @@ Status Populate(int fd, uint8_t* data, size_t bytes,
 }
 
 // Transparent huge pages, 2 MiB at a time; reports the share that worked.
-Status Collapse(uint8_t* data, size_t bytes, const PlacementOptions& options,
+Status Collapse(int fd, uint8_t* data, size_t bytes, const PlacementOptions& options,
                 PlacementReport* report, const std::atomic<bool>& stop) {
+  struct statfs fs = {};
+  if (fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC) {  // the pool's own pages
+    report->pages = fmt::format("{} KiB (hugetlb)", fs.f_bsize >> 10);
+    return OkStatus();
+  }
   report->pages = "4 KiB";
   const uintptr_t begin =
       (reinterpret_cast<uintptr_t>(data) + kHugeBytes - 1) / kHugeBytes * kHugeBytes;
@@ -136,7 +143,7 @@ StatusOr<PlacementReport> PlacePages(int fd, uint8_t* data, size_t bytes,
   PlacementReport report;
   BindToNode(data, bytes, options.numa_node, &report);
   LODE_RETURN_IF_ERROR(Populate(fd, data, bytes, progress, stop));
-  LODE_RETURN_IF_ERROR(Collapse(data, bytes, options, &report, stop));
+  LODE_RETURN_IF_ERROR(Collapse(fd, data, bytes, options, &report, stop));
   VerifyNode(data, bytes, options.numa_node, &report);
   if (options.lock) Lock(data, bytes, &report);
   return report;
