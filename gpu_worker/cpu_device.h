@@ -1,8 +1,9 @@
-// The cpu device: the operations of device.h executed by host threads through the kernel table. Each operation is cut into
-// units (matrix rows, heads, column blocks, rows of the window) that a ThreadPool spreads; no result depends on the cut.
-// It is the oracle for the cuda device, the device of machines without a GPU, and, with `float_reference`, the reference that
-// golden files of the public implementation are compared with.
-// Device pointers are host pointers. Thread: the worker loop's; units run on the pool.
+// The cpu device: the operations of device.h executed by host threads through the kernel table.
+// Each operation is cut into units (matrix rows, heads, column blocks, rows of the window) that a
+// ThreadPool spreads; no result depends on the cut. It is the oracle for the cuda device, the
+// device of machines without a GPU, and, with `float_reference`, the reference that golden files of
+// the public implementation are compared with. Device pointers are host pointers. Thread: the
+// worker loop's; units run on the pool.
 #pragma once
 
 #include <memory>
@@ -16,22 +17,23 @@ namespace lode {
 
 struct CpuDeviceOptions {
   uint32_t threads = 1;
-  uint32_t spin_ns = 0;           // how long an idle thread spins before it sleeps
+  uint32_t spin_ns = 0;  // how long an idle thread spins before it sleeps
   std::string isa = "auto";
-  bool float_reference = false;   // matrices dequantised, activations not quantised
-  uint32_t context = 0;           // longest sequence in tokens; sizes the attention scratch
+  bool float_reference = false;  // matrices dequantised, activations not quantised
+  uint32_t context = 0;          // longest sequence in tokens; sizes the attention scratch
 };
 
 // y[row][*] = w . x[row], for all rows of the window.
 struct MatJob {
   const WeightMatrix* w;
-  float* y;          // [row][w->rows]
+  float* y;  // [row][w->rows]
 };
 
 class CpuDevice final : public Device {
  public:
   // Refuses an unknown or unsupported instruction set, naming the missing feature.
-  static StatusOr<std::unique_ptr<CpuDevice>> Create(const ModelConfig& config, const CpuDeviceOptions& options);
+  static StatusOr<std::unique_ptr<CpuDevice>> Create(const ModelConfig& config,
+                                                     const CpuDeviceOptions& options);
   ~CpuDevice() override;
 
   ThreadPool& pool() { return pool_; }
@@ -53,16 +55,19 @@ class CpuDevice final : public Device {
   void Embed(const WeightMatrix& table, float* wide) override;
   void HcRead(const HcWeights& w, const float* wide, float* x, float* inject) override;
   void HcWrite(const float* y, const float* inject, float* wide) override;
-  void Ple(const PleWeights& w, const PleState& state, const uint8_t* rows, Format rows_format, float* wide) override;
+  void Ple(const PleWeights& w, const PleState& state, const uint8_t* rows, Format rows_format,
+           float* wide) override;
   void DeltaInput(const DeltaWeights& w, const DeltaState& state, const float* x) override;
   void DeltaRecurrence(const DeltaState& state) override;
   void DeltaOutput(const DeltaWeights& w, float* y) override;
-  void AttentionInput(const AttentionWeights& w, const AttentionState& state, const float* x) override;
+  void AttentionInput(const AttentionWeights& w, const AttentionState& state,
+                      const float* x) override;
   void AttentionSelect(const AttentionState& state) override;
   void AttentionOutput(const AttentionWeights& w, const AttentionState& state, float* y) override;
   void Route(const MoeWeights& w, const float* x, RoutedRow* routed) override;
   void SharedExpert(const MoeWeights& w, const float* x, float* shared) override;
-  void Combine(uint32_t layer, const RoutedRow* routed, const ExpertLanes& lanes, const float* shared, float* y) override;
+  void Combine(uint32_t layer, const RoutedRow* routed, const ExpertLanes& lanes,
+               const float* shared, float* y) override;
   void Head(const WeightMatrix& output, const float* x, float* logits) override;
 
  private:
@@ -71,7 +76,8 @@ class CpuDevice final : public Device {
   CpuDevice(const ModelConfig& config, const CpuDeviceOptions& options, const KernelTable* kernels);
   StatusOr<void*> AllocateZeroed(size_t bytes);
 
-  // All matrices see the same x [row][cols]; activations are quantised once per block length in use. `rows`: which rows.
+  // All matrices see the same x [row][cols]; activations are quantised once per block length in
+  // use. `rows`: which rows.
   void Mat(std::span<const MatJob> jobs, const float* x, RowMask rows);
   void Mat(std::span<const MatJob> jobs, const float* x) { Mat(jobs, x, AllRows()); }
   RowMask AllRows() const { return static_cast<RowMask>((uint64_t{1} << params_.n_rows) - 1); }
@@ -83,7 +89,8 @@ class CpuDevice final : public Device {
   uint8_t* CellBlock(const AttentionState& state, const StepRow& row, uint32_t position) const;
   // cpu_device_delta.cc
   void DeltaConvHead(const DeltaWeights& w, const DeltaState& state, uint32_t row, uint32_t head);
-  void DeltaColumnBlock(const DeltaState& state, uint32_t seq, uint32_t head, uint32_t block, uint32_t thread);
+  void DeltaColumnBlock(const DeltaState& state, uint32_t seq, uint32_t head, uint32_t block,
+                        uint32_t thread);
 
   const ModelConfig config_;
   const CpuDeviceOptions options_;
@@ -94,7 +101,8 @@ class CpuDevice final : public Device {
 
   StepParams params_ = {};
   uint32_t layer_ = 0;
-  std::atomic<uint64_t> not_finite_{~uint64_t{0}};  // layer << 32 | row, lowest wins; all ones: none
+  std::atomic<uint64_t> not_finite_{
+      ~uint64_t{0}};  // layer << 32 | row, lowest wins; all ones: none
   std::unique_ptr<Scratch> scratch_;
 };
 

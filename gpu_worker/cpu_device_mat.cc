@@ -1,6 +1,7 @@
-// The matrix product of the cpu device: y[row] = W x[row] for several matrices that see the same activations. Activations are
-// quantised once per block length; then row chunks of all matrices are units of one parallel loop.
-// Roofline: at one row the weights' bytes against memory bandwidth; a chunk is about what a core reads in 3 us.
+// The matrix product of the cpu device: y[row] = W x[row] for several matrices that see the same
+// activations. Activations are quantised once per block length; then row chunks of all matrices are
+// units of one parallel loop. Roofline: at one row the weights' bytes against memory bandwidth; a
+// chunk is about what a core reads in 3 us.
 #include <algorithm>
 
 #include "gpu_worker/cpu_device_scratch.h"
@@ -9,8 +10,9 @@
 namespace lode {
 namespace {
 
-constexpr size_t kChunkBytes = 32 * 1024;  // weights per unit: long enough to hide the claim, short enough to balance
-constexpr uint32_t kRowGroup = 16;         // kernels treat up to 16 weight rows together
+constexpr size_t kChunkBytes =
+    32 * 1024;  // weights per unit: long enough to hide the claim, short enough to balance
+constexpr uint32_t kRowGroup = 16;  // kernels treat up to 16 weight rows together
 constexpr uint32_t kJobsMax = 8;
 
 uint32_t ChunkRows(const WeightMatrix& w) {
@@ -70,7 +72,8 @@ void CpuDevice::Mat(std::span<const MatJob> jobs, const float* x, RowMask rows) 
     LODE_CHECK(w.cols == cols, "matrices of {} and {} columns share one input", w.cols, cols);
     const uint32_t block_len = options_.float_reference ? 0 : Info(w.format).act_block_len;
     for (uint32_t a = 0; a < n_acts; ++a) {
-      if (block_len != 0) acts[j][a] = ActRowAt(scratch_->act(KindOf(block_len), act_rows[a]), {cols, block_len});
+      if (block_len != 0)
+        acts[j][a] = ActRowAt(scratch_->act(KindOf(block_len), act_rows[a]), {cols, block_len});
       acts[j][a].f = x + static_cast<size_t>(act_rows[a]) * cols;
     }
     first_unit[j] = n_units;
@@ -83,11 +86,16 @@ void CpuDevice::Mat(std::span<const MatJob> jobs, const float* x, RowMask rows) 
     const WeightMatrix& w = *jobs[j].w;
     const uint32_t chunk = ChunkRows(w), first = (unit - first_unit[j]) * chunk;
     float* out[kWindowRowsMax];
-    for (uint32_t a = 0; a < n_acts; ++a) out[a] = jobs[j].y + static_cast<size_t>(act_rows[a]) * w.rows + first;
+    for (uint32_t a = 0; a < n_acts; ++a)
+      out[a] = jobs[j].y + static_cast<size_t>(act_rows[a]) * w.rows + first;
     const MatFn* table = options_.float_reference ? kernels_->mat_float : kernels_->mat;
-    table[static_cast<uint32_t>(w.format)]({.w = w.data + first * w.row_bytes, .row_bytes = w.row_bytes,
-                                            .n_rows = std::min(chunk, w.rows - first), .n_cols = cols,
-                                            .acts = acts[j], .n_acts = n_acts, .out = out});
+    table[static_cast<uint32_t>(w.format)]({.w = w.data + first * w.row_bytes,
+                                            .row_bytes = w.row_bytes,
+                                            .n_rows = std::min(chunk, w.rows - first),
+                                            .n_cols = cols,
+                                            .acts = acts[j],
+                                            .n_acts = n_acts,
+                                            .out = out});
   });
 }
 

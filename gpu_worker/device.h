@@ -1,9 +1,11 @@
-// The one interface between the model and the hardware. Two implementations: `cpu` (this folder) and `cuda`. The forward pass
-// calls one operation per stage; an operation treats all rows of the window. Operations get device pointers and constants only;
-// what changes from window to window they read from StepParams in device memory, so a cuda device may enqueue each call once
-// into a captured graph per row count and replay it. Both devices give the same bits (docs/design/arithmetic.md).
-// Rows that an operation leaves for the next one of the same layer (projections, gates, selections) stay inside the device.
-// Thread: the worker loop's. Formulas behind every operation: docs/design/model.md.
+// The one interface between the model and the hardware. Two implementations: `cpu` (this folder)
+// and `cuda`. The forward pass calls one operation per stage; an operation treats all rows of the
+// window. Operations get device pointers and constants only; what changes from window to window
+// they read from StepParams in device memory, so a cuda device may enqueue each call once into a
+// captured graph per row count and replay it. Both devices give the same bits
+// (docs/design/arithmetic.md). Rows that an operation leaves for the next one of the same layer
+// (projections, gates, selections) stay inside the device. Thread: the worker loop's. Formulas
+// behind every operation: docs/design/model.md.
 #pragma once
 
 #include <cstddef>
@@ -28,50 +30,56 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // ---- memory: before "ready" only; 64-byte aligned, zeroed, freed with the device ----------------------------------------
+  // ---- memory: before "ready" only; 64-byte aligned, zeroed, freed with the device
   virtual StatusOr<void*> Allocate(const std::string& what, size_t bytes) = 0;
   virtual const std::vector<DeviceAllocation>& allocations() const = 0;
 
-  // ---- copies, ordered with the operations ----------------------------------------------------------------------------------
+  // ---- copies, ordered with the operations
   virtual void Upload(void* device, const void* host, size_t bytes) = 0;
   virtual void Download(void* host, const void* device, size_t bytes) = 0;
   virtual void Zero(void* device, size_t bytes) = 0;
 
-  // ---- window ---------------------------------------------------------------------------------------------------------------
+  // ---- window
   // Takes the parameters of the next window. Its row count chooses the graph.
   virtual void BeginWindow(const StepParams& params) = 0;
   // Names the layer in errors; a constant of the graph. The head counts as layer config.layers.
   virtual void BeginLayer(uint32_t layer) = 0;
-  // First non-finite activation so far (lowest layer, then row), or ok. Waits for what was called before.
+  // First non-finite activation so far (lowest layer, then row), or ok. Waits for what was called
+  // before.
   virtual WindowOutcome Outcome() = 0;
 
-  // ---- embedding and hyper-connections: wide = [row][streams * hidden] ------------------------------------------------------
+  // ---- embedding and hyper-connections: wide = [row][streams * hidden]
   virtual void Embed(const WeightMatrix& table, float* wide) = 0;
   // x [row][hidden]; inject [row][streams], not written when the mixer has none.
   virtual void HcRead(const HcWeights& w, const float* wide, float* x, float* inject) = 0;
   virtual void HcWrite(const float* y, const float* inject, float* wide) = 0;
 
-  // ---- n-gram layer: adds to wide. `rows`: raw table rows, [row][heads][row_bytes] ------------------------------------------
-  virtual void Ple(const PleWeights& w, const PleState& state, const uint8_t* rows, Format rows_format, float* wide) = 0;
+  // ---- n-gram layer: adds to wide. `rows`: raw table rows, [row][heads][row_bytes]
+  virtual void Ple(const PleWeights& w, const PleState& state, const uint8_t* rows,
+                   Format rows_format, float* wide) = 0;
 
-  // ---- Gated DeltaNet -------------------------------------------------------------------------------------------------------
+  // ---- Gated DeltaNet
   virtual void DeltaInput(const DeltaWeights& w, const DeltaState& state, const float* x) = 0;
-  // Folds accepted rows into the state of every sequence of the window, then steps the new rows on a copy of it.
+  // Folds accepted rows into the state of every sequence of the window, then steps the new rows on
+  // a copy of it.
   virtual void DeltaRecurrence(const DeltaState& state) = 0;
   virtual void DeltaOutput(const DeltaWeights& w, float* y) = 0;
 
-  // ---- sparse attention -----------------------------------------------------------------------------------------------------
-  virtual void AttentionInput(const AttentionWeights& w, const AttentionState& state, const float* x) = 0;
+  // ---- sparse attention
+  virtual void AttentionInput(const AttentionWeights& w, const AttentionState& state,
+                              const float* x) = 0;
   virtual void AttentionSelect(const AttentionState& state) = 0;
-  virtual void AttentionOutput(const AttentionWeights& w, const AttentionState& state, float* y) = 0;
+  virtual void AttentionOutput(const AttentionWeights& w, const AttentionState& state,
+                               float* y) = 0;
 
-  // ---- experts --------------------------------------------------------------------------------------------------------------
+  // ---- experts
   virtual void Route(const MoeWeights& w, const float* x, RoutedRow* routed) = 0;
   // shared [row][hidden]: the shared expert's output; its gate stays inside the device.
   virtual void SharedExpert(const MoeWeights& w, const float* x, float* shared) = 0;
-  virtual void Combine(uint32_t layer, const RoutedRow* routed, const ExpertLanes& lanes, const float* shared, float* y) = 0;
+  virtual void Combine(uint32_t layer, const RoutedRow* routed, const ExpertLanes& lanes,
+                       const float* shared, float* y) = 0;
 
-  // ---- head: logits [row][vocab], rows that need them only ------------------------------------------------------------------
+  // ---- head: logits [row][vocab], rows that need them only
   virtual void Head(const WeightMatrix& output, const float* x, float* logits) = 0;
 };
 

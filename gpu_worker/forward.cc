@@ -1,5 +1,6 @@
-// One window through the model: see forward.h. Each stage is one call; the comment above it says what it does to the residual
-// streams R ("wide"), four copies of the hidden vector that every layer reads through a gated mix and writes back to.
+// One window through the model: see forward.h. Each stage is one call; the comment above it says
+// what it does to the residual streams R ("wide"), four copies of the hidden vector that every
+// layer reads through a gated mix and writes back to.
 #include "gpu_worker/forward.h"
 
 #include <chrono>
@@ -17,8 +18,8 @@ class Forward::StageClock {
   void Lap(Stage stage) {
     if (stage_ns_ == nullptr) return;
     const Clock::time_point now = Clock::now();
-    stage_ns_[static_cast<uint32_t>(stage)] +=
-        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count());
+    stage_ns_[static_cast<uint32_t>(stage)] += static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count());
     last_ = now;
   }
 
@@ -28,7 +29,8 @@ class Forward::StageClock {
   Clock::time_point last_;
 };
 
-StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& config, const ModelWeights& weights, Device& device,
+StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& config,
+                                                   const ModelWeights& weights, Device& device,
                                                    SequenceState& state, PleReader* ple) {
   std::unique_ptr<Forward> f(new Forward(config, weights, device, state, ple));
   const auto allocate = [&](const char* what, size_t bytes_per_row, auto** out) -> Status {
@@ -38,10 +40,13 @@ StatusOr<std::unique_ptr<Forward>> Forward::Create(const ModelConfig& config, co
   };
   LODE_RETURN_IF_ERROR(allocate("window residual", config.WideWidth() * sizeof(float), &f->wide_));
   LODE_RETURN_IF_ERROR(allocate("window mixer input", config.hidden * sizeof(float), &f->x_));
-  LODE_RETURN_IF_ERROR(allocate("window inject gates", config.streams * sizeof(float), &f->inject_));
+  LODE_RETURN_IF_ERROR(
+      allocate("window inject gates", config.streams * sizeof(float), &f->inject_));
   LODE_RETURN_IF_ERROR(allocate("window mixer output", config.hidden * sizeof(float), &f->y_));
-  LODE_RETURN_IF_ERROR(allocate("window shared expert", config.hidden * sizeof(float), &f->shared_));
-  LODE_RETURN_IF_ERROR(allocate("window logits", size_t{config.vocab} * sizeof(float), &f->logits_));
+  LODE_RETURN_IF_ERROR(
+      allocate("window shared expert", config.hidden * sizeof(float), &f->shared_));
+  LODE_RETURN_IF_ERROR(
+      allocate("window logits", size_t{config.vocab} * sizeof(float), &f->logits_));
   LODE_RETURN_IF_ERROR(allocate("window routing", config.layers * sizeof(RoutedRow), &f->routed_));
   if (ple != nullptr) {
     LODE_RETURN_IF_ERROR(allocate("window n-gram rows", ple->layer_bytes(1), &f->ple_rows_));
@@ -89,7 +94,8 @@ WindowOutcome Forward::Run(const StepParams& params, ExpertLanes& lanes, uint64_
   return outcome;
 }
 
-WindowOutcome Forward::Layer(uint32_t layer, const StepParams& params, ExpertLanes& lanes, StageClock& clock) {
+WindowOutcome Forward::Layer(uint32_t layer, const StepParams& params, ExpertLanes& lanes,
+                             StageClock& clock) {
   const LayerWeights& w = weights_.layers[layer];
   device_.BeginLayer(layer);
 
@@ -138,8 +144,10 @@ void Forward::Mix(uint32_t layer, StageClock& clock) {
   clock.Lap(Stage::kDeltaNet);
 }
 
-// The routed experts in their lanes, the shared expert meanwhile, combined in routing order: y_ from x_.
-WindowOutcome Forward::Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes, StageClock& clock) {
+// The routed experts in their lanes, the shared expert meanwhile, combined in routing order: y_
+// from x_.
+WindowOutcome Forward::Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes,
+                               StageClock& clock) {
   const MoeWeights& w = weights_.layers[layer].moe;
   RoutedRow* routed = routed_ + static_cast<size_t>(layer) * kWindowRowsMax;
 
@@ -173,7 +181,8 @@ WindowOutcome Forward::Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lan
 void Forward::StartNgramRead(const StepParams& params) {
   if (ple_ == nullptr) return;
   for (uint32_t row = 0; row < params.n_rows; ++row) {
-    state_.TokenContext(params, row, config_.ngram_size, contexts_.data() + row * config_.ngram_size);
+    state_.TokenContext(params, row, config_.ngram_size,
+                        contexts_.data() + row * config_.ngram_size);
   }
   ple_->Start(contexts_, params.n_rows);
 }
@@ -183,7 +192,9 @@ WindowOutcome Forward::AddNgrams(uint32_t layer, const StepParams& params) {
   const Status status = ple_->Await();
   if (!status.ok()) {
     spdlog::error("window aborted: {}", Message(status));
-    return {WindowStatus::kAborted, {.layer = layer, .row = 0, .worker = 0, .detail = static_cast<uint32_t>(status.code())}};
+    return {
+        WindowStatus::kAborted,
+        {.layer = layer, .row = 0, .worker = 0, .detail = static_cast<uint32_t>(status.code())}};
   }
   device_.Upload(ple_rows_, ple_->rows(w.index), ple_->layer_bytes(params.n_rows));
   device_.Ple(w, state_.ple(w.index), ple_rows_, ple_->format(), wide_);

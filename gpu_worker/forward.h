@@ -1,6 +1,6 @@
-// The model, top to bottom: one window through all layers, one device operation per stage. Steps 5 to 9 of the life of a token,
-// without sampling. The file forward.cc is meant to be read beside docs/design/model.md.
-// Thread: the worker loop's. Nothing is allocated after Create.
+// The model, top to bottom: one window through all layers, one device operation per stage. Steps 5
+// to 9 of the life of a token, without sampling. The file forward.cc is meant to be read beside
+// docs/design/model.md. Thread: the worker loop's. Nothing is allocated after Create.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,35 @@ namespace lode {
 class Forward {
  public:
   // All references outlive the object. `ple` is null for models without n-gram layers.
-  static StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config, const ModelWeights& weights, Device& device,
+  static StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
+                                                   const ModelWeights& weights, Device& device,
                                                    SequenceState& state, PleReader* ple);
 
-  // Computes the window that SequenceState::Stage described. On success the state counts its rows as computed (not accepted: the
-  // next plan says how many are). On failure nothing is committed and the same window may be run again, with the same bits.
-  // stage_ns, when not null, holds kStages counters to which each stage's time is added.
+  // Computes the window that SequenceState::Stage described. On success the state counts its rows
+  // as computed (not accepted: the next plan says how many are). On failure nothing is committed
+  // and the same window may be run again, with the same bits. stage_ns, when not null, holds
+  // kStages counters to which each stage's time is added.
   WindowOutcome Run(const StepParams& params, ExpertLanes& lanes, uint64_t* stage_ns);
 
   // Of the last window, device pointers. Rows without needs_logits are not written.
-  const float* logits(uint32_t row) const { return logits_ + static_cast<size_t>(row) * config_.vocab; }
-  const RoutedRow& routed(uint32_t layer, uint32_t row) const { return routed_[layer * kWindowRowsMax + row]; }
-  // The residual streams behind the last layer, [row][streams * hidden]: what the drafter starts from.
+  const float* logits(uint32_t row) const {
+    return logits_ + static_cast<size_t>(row) * config_.vocab;
+  }
+  const RoutedRow& routed(uint32_t layer, uint32_t row) const {
+    return routed_[layer * kWindowRowsMax + row];
+  }
+  // The residual streams behind the last layer, [row][streams * hidden]: what the drafter starts
+  // from.
   const float* wide() const { return wide_; }
 
  private:
   class StageClock;
 
-  Forward(const ModelConfig& config, const ModelWeights& weights, Device& device, SequenceState& state, PleReader* ple)
+  Forward(const ModelConfig& config, const ModelWeights& weights, Device& device,
+          SequenceState& state, PleReader* ple)
       : config_(config), weights_(weights), device_(device), state_(state), ple_(ple) {}
-  WindowOutcome Layer(uint32_t layer, const StepParams& params, ExpertLanes& lanes, StageClock& clock);
+  WindowOutcome Layer(uint32_t layer, const StepParams& params, ExpertLanes& lanes,
+                      StageClock& clock);
   WindowOutcome AddNgrams(uint32_t layer, const StepParams& params);
   void Mix(uint32_t layer, StageClock& clock);
   WindowOutcome Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes, StageClock& clock);
@@ -51,15 +60,15 @@ class Forward {
   PleReader* const ple_;
 
   // Device memory of the window.
-  float* wide_ = nullptr;         // [row][streams * hidden]: the residual streams
-  float* x_ = nullptr;            // [row][hidden]: what a mixer reads
-  float* inject_ = nullptr;       // [row][streams]: how strongly each stream takes the mixer's output
-  float* y_ = nullptr;            // [row][hidden]: what a mixer writes
-  float* shared_ = nullptr;       // [row][hidden]: the shared expert
-  float* logits_ = nullptr;       // [row][vocab]
-  RoutedRow* routed_ = nullptr;   // [layer][kWindowRowsMax]
-  uint8_t* ple_rows_ = nullptr;   // [row][heads][row bytes] of one n-gram layer
-  std::vector<int32_t> contexts_; // host, [row][ngram_size]
+  float* wide_ = nullptr;    // [row][streams * hidden]: the residual streams
+  float* x_ = nullptr;       // [row][hidden]: what a mixer reads
+  float* inject_ = nullptr;  // [row][streams]: how strongly each stream takes the mixer's output
+  float* y_ = nullptr;       // [row][hidden]: what a mixer writes
+  float* shared_ = nullptr;  // [row][hidden]: the shared expert
+  float* logits_ = nullptr;  // [row][vocab]
+  RoutedRow* routed_ = nullptr;    // [layer][kWindowRowsMax]
+  uint8_t* ple_rows_ = nullptr;    // [row][heads][row bytes] of one n-gram layer
+  std::vector<int32_t> contexts_;  // host, [row][ngram_size]
 };
 
 }  // namespace lode

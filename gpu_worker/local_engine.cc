@@ -5,30 +5,40 @@
 
 namespace lode {
 
-StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& model, const LocalEngineOptions& options) {
+StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& model,
+                                                           const LocalEngineOptions& options) {
   std::unique_ptr<LocalEngine> e(new LocalEngine);
   LODE_ASSIGN_OR_RETURN(e->source_, ModelSource::Open(model));
   const ModelConfig& config = e->source_->config();
   LODE_RETURN_IF_ERROR(CheckComputable(*e->source_));
-  LODE_ASSIGN_OR_RETURN(e->device_, CpuDevice::Create(config, {.threads = options.threads, .spin_ns = 0, .isa = options.isa,
-                                                               .float_reference = options.float_reference,
-                                                               .context = options.context}));
+  LODE_ASSIGN_OR_RETURN(e->device_,
+                        CpuDevice::Create(config, {.threads = options.threads,
+                                                   .spin_ns = 0,
+                                                   .isa = options.isa,
+                                                   .float_reference = options.float_reference,
+                                                   .context = options.context}));
   LODE_ASSIGN_OR_RETURN(e->weights_, ModelWeights::Load(*e->source_, *e->device_, nullptr));
   e->blocks_per_slot_ = (options.context + kKvBlockCells - 1) / kKvBlockCells;
-  LODE_ASSIGN_OR_RETURN(e->state_, SequenceState::Create(config, *e->device_,
-                                                         {.slots = options.slots, .kv_blocks = options.slots * e->blocks_per_slot_,
-                                                          .context = options.context, .kv_type = options.kv_type}));
+  LODE_ASSIGN_OR_RETURN(e->state_,
+                        SequenceState::Create(config, *e->device_,
+                                              {.slots = options.slots,
+                                               .kv_blocks = options.slots * e->blocks_per_slot_,
+                                               .context = options.context,
+                                               .kv_type = options.kv_type}));
   if (!config.ple.empty()) {
     LODE_ASSIGN_OR_RETURN(e->ple_, PleReader::Create(*e->source_));
   }
   LODE_ASSIGN_OR_RETURN(e->lanes_, LocalExpertLanes::Load(*e->source_, *e->device_));
-  LODE_ASSIGN_OR_RETURN(e->forward_, Forward::Create(config, e->weights_, *e->device_, *e->state_, e->ple_.get()));
+  LODE_ASSIGN_OR_RETURN(
+      e->forward_, Forward::Create(config, e->weights_, *e->device_, *e->state_, e->ple_.get()));
   e->epochs_.assign(options.slots, 1);
   e->committed_.assign(options.slots, 0);
   e->kv_blocks_.resize(options.slots);
-  // Blocks of the slots interleave, so that a mistake in the block table cannot hide behind contiguous memory.
+  // Blocks of the slots interleave, so that a mistake in the block table cannot hide behind
+  // contiguous memory.
   for (uint32_t b = 0; b < e->blocks_per_slot_; ++b) {
-    for (uint32_t s = 0; s < options.slots; ++s) e->kv_blocks_[s].push_back(b * options.slots + (options.slots - 1 - s));
+    for (uint32_t s = 0; s < options.slots; ++s)
+      e->kv_blocks_[s].push_back(b * options.slots + (options.slots - 1 - s));
   }
   e->stage_ns_.assign(kStages, 0);
   return e;
@@ -52,7 +62,8 @@ StatusOr<WindowOutcome> LocalEngine::RunPlan(const WindowPlan& plan, ExpertLanes
 }
 
 StatusOr<WindowOutcome> LocalEngine::Run(std::span<const LocalRow> rows, ExpertLanes* lanes) {
-  if (rows.size() > kWindowRowsMax) return InvalidArgument("{} rows do not fit one window of {}", rows.size(), kWindowRowsMax);
+  if (rows.size() > kWindowRowsMax)
+    return InvalidArgument("{} rows do not fit one window of {}", rows.size(), kWindowRowsMax);
   WindowPlan plan = {};
   for (const LocalRow& r : rows) {
     if (r.slot >= epochs_.size()) return InvalidArgument("slot {} of {}", r.slot, epochs_.size());

@@ -1,6 +1,6 @@
-// A whole engine inside one process: model source, cpu device, weights, state, forward pass, all experts in memory. For tests and
-// offline tools (evaluation, golden comparison); no daemon, no workers, no shared memory. Same bits as the daemon's engine.
-// Thread: one caller.
+// A whole engine inside one process: model source, cpu device, weights, state, forward pass, all
+// experts in memory. For tests and offline tools (evaluation, golden comparison); no daemon, no
+// workers, no shared memory. Same bits as the daemon's engine. Thread: one caller.
 #pragma once
 
 #include <memory>
@@ -21,13 +21,14 @@ namespace lode {
 struct LocalEngineOptions {
   uint32_t threads = 1;
   std::string isa = "auto";
-  bool float_reference = false;      // unquantised activations; then kv_type is usually kF32
+  bool float_reference = false;  // unquantised activations; then kv_type is usually kF32
   KvType kv_type = KvType::kQ8;
   uint32_t slots = 1;
-  uint32_t context = 1024;           // tokens per sequence; every slot has its own KV blocks
+  uint32_t context = 1024;  // tokens per sequence; every slot has its own KV blocks
 };
 
-// One row to compute: the sequence in `slot` gets `token` at `position`. Rows of a slot are adjacent and ascending.
+// One row to compute: the sequence in `slot` gets `token` at `position`. Rows of a slot are
+// adjacent and ascending.
 struct LocalRow {
   uint32_t slot;
   uint32_t position;
@@ -37,19 +38,29 @@ struct LocalRow {
 
 class LocalEngine {
  public:
-  static StatusOr<std::unique_ptr<LocalEngine>> Create(const std::string& model, const LocalEngineOptions& options);
+  static StatusOr<std::unique_ptr<LocalEngine>> Create(const std::string& model,
+                                                       const LocalEngineOptions& options);
 
   // Empties the slot: the next row stands at position 0.
-  void Restart(uint32_t slot) { ++epochs_[slot]; committed_[slot] = 0; }
-  // Rows of the slot below `position` are accepted, all others are rejected. Takes effect with the slot's next rows or flush.
+  void Restart(uint32_t slot) {
+    ++epochs_[slot];
+    committed_[slot] = 0;
+  }
+  // Rows of the slot below `position` are accepted, all others are rejected. Takes effect with the
+  // slot's next rows or flush.
   void Commit(uint32_t slot, uint32_t position) { committed_[slot] = position; }
-  // One window, at most kWindowRowsMax rows; a slot's first row stands at its committed position. `lanes` null: the engine's own.
+  // One window, at most kWindowRowsMax rows; a slot's first row stands at its committed position.
+  // `lanes` null: the engine's own.
   StatusOr<WindowOutcome> Run(std::span<const LocalRow> rows, ExpertLanes* lanes = nullptr);
   // Folds accepted rows into the slot's state without computing anything.
   StatusOr<WindowOutcome> Flush(uint32_t slot);
 
-  std::span<const float> logits(uint32_t row) const { return {forward_->logits(row), source_->config().vocab}; }
-  const RoutedRow& routed(uint32_t layer, uint32_t row) const { return forward_->routed(layer, row); }
+  std::span<const float> logits(uint32_t row) const {
+    return {forward_->logits(row), source_->config().vocab};
+  }
+  const RoutedRow& routed(uint32_t layer, uint32_t row) const {
+    return forward_->routed(layer, row);
+  }
   const ModelConfig& config() const { return source_->config(); }
   CpuDevice& device() { return *device_; }
   SequenceState& state() { return *state_; }
@@ -69,9 +80,9 @@ class LocalEngine {
   std::unique_ptr<LocalExpertLanes> lanes_;
   std::unique_ptr<Forward> forward_;
   uint32_t blocks_per_slot_ = 0;
-  std::vector<uint64_t> epochs_;                   // [slot]
-  std::vector<uint32_t> committed_;                // [slot]
-  std::vector<std::vector<uint32_t>> kv_blocks_;   // [slot]
+  std::vector<uint64_t> epochs_;                  // [slot]
+  std::vector<uint32_t> committed_;               // [slot]
+  std::vector<std::vector<uint32_t>> kv_blocks_;  // [slot]
   std::vector<uint64_t> stage_ns_;
 };
 

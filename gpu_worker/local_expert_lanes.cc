@@ -1,4 +1,5 @@
-// Experts of a layer in three parallel loops: gate and up with their product, quantisation, down. See local_expert_lanes.h.
+// Experts of a layer in three parallel loops: gate and up with their product, quantisation, down.
+// See local_expert_lanes.h.
 #include "gpu_worker/local_expert_lanes.h"
 
 #include <algorithm>
@@ -13,11 +14,13 @@ uint32_t Units(uint32_t rows) { return (rows + kRowsPerUnit - 1) / kRowsPerUnit;
 
 }  // namespace
 
-StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::Load(const ModelSource& source, CpuDevice& device) {
+StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::Load(const ModelSource& source,
+                                                                   CpuDevice& device) {
   std::unique_ptr<LocalExpertLanes> lanes(new LocalExpertLanes(source.config(), device));
   const auto read = [&](const TensorInfo& t, Pieces* out) -> Status {
     out->format = FormatOf(t.type);
-    if (out->format == Format::kCount) return InvalidArgument("tensor {} has a type that this version cannot compute with", t.name);
+    if (out->format == Format::kCount)
+      return InvalidArgument("tensor {} has a type that this version cannot compute with", t.name);
     out->row_bytes = t.row_bytes();
     out->bytes.resize(t.bytes);
     return source.ReadRows(t, 0, t.rows(), out->bytes.data());
@@ -33,9 +36,13 @@ StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::Load(const ModelSo
 }
 
 LocalExpertLanes::LocalExpertLanes(const ModelConfig& config, CpuDevice& device)
-    : config_(config), device_(device), layers_(config.layers), wanted_(kWindowRowsMax * config.experts_used) {
+    : config_(config),
+      device_(device),
+      layers_(config.layers),
+      wanted_(kWindowRowsMax * config.experts_used) {
   const uint32_t widest = (std::max(config.hidden, config.expert_width) + 255) / 256 * 256;
-  for (uint32_t block_len : {32u, 64u, 256u}) act_stride_ = std::max(act_stride_, ActLayout{widest, block_len}.bytes());
+  for (uint32_t block_len : {32u, 64u, 256u})
+    act_stride_ = std::max(act_stride_, ActLayout{widest, block_len}.bytes());
   const size_t pairs = size_t{kWindowRowsMax} * config.experts_used;
   x_gate_.resize(act_stride_ * kWindowRowsMax);
   x_up_.resize(act_stride_ * kWindowRowsMax);
@@ -51,7 +58,8 @@ void LocalExpertLanes::Group(uint32_t n_rows, const RoutedRow* routed) {
   for (uint32_t row = 0; row < n_rows; ++row) {
     for (uint32_t order = 0; order < config_.experts_used; ++order) {
       const uint16_t expert = routed[row].ids[order];
-      Wanted* w = std::find_if(wanted_.data(), wanted_.data() + n_wanted_, [&](const Wanted& e) { return e.expert == expert; });
+      Wanted* w = std::find_if(wanted_.data(), wanted_.data() + n_wanted_,
+                               [&](const Wanted& e) { return e.expert == expert; });
       if (w == wanted_.data() + n_wanted_) {
         *w = {.expert = expert, .n = 0, .rows = {}, .pairs = {}};
         ++n_wanted_;
@@ -71,26 +79,36 @@ bool LocalExpertLanes::Quantise(Format format, const float* x, uint32_t cols, ui
                                     reinterpret_cast<int16_t*>(out + layout.sum16_offset()));
 }
 
-ActRow LocalExpertLanes::Activation(Format format, const float* x, const uint8_t* quantised, uint32_t cols) const {
+ActRow LocalExpertLanes::Activation(Format format, const float* x, const uint8_t* quantised,
+                                    uint32_t cols) const {
   const uint32_t block_len = Info(format).act_block_len;
   ActRow act = block_len == 0 ? ActRow{} : ActRowAt(quantised, {cols, block_len});
   act.f = x;
   return act;
 }
 
-void LocalExpertLanes::GateUp(const Layer& layer, const Wanted& w, const float* x, uint32_t first, uint32_t n) {
+void LocalExpertLanes::GateUp(const Layer& layer, const Wanted& w, const float* x, uint32_t first,
+                              uint32_t n) {
   const uint32_t width = config_.expert_width, hidden = config_.hidden;
   const Pieces& up = layer.tensors.fused ? layer.gate : layer.up;
-  const auto product = [&](const Pieces& p, uint64_t row, const std::vector<uint8_t>& acts_of, std::vector<float>& to) {
+  const auto product = [&](const Pieces& p, uint64_t row, const std::vector<uint8_t>& acts_of,
+                           std::vector<float>& to) {
     ActRow acts[kWindowRowsMax];
     float* out[kWindowRowsMax];
     for (uint32_t i = 0; i < w.n; ++i) {
-      acts[i] = Activation(p.format, x + size_t{w.rows[i]} * hidden, acts_of.data() + w.rows[i] * act_stride_, hidden);
+      acts[i] = Activation(p.format, x + size_t{w.rows[i]} * hidden,
+                           acts_of.data() + w.rows[i] * act_stride_, hidden);
       out[i] = to.data() + size_t{w.pairs[i]} * width + first;
     }
-    const MatFn* table = device_.float_reference() ? device_.kernels().mat_float : device_.kernels().mat;
-    table[static_cast<uint32_t>(p.format)]({.w = p.bytes.data() + row * p.row_bytes, .row_bytes = p.row_bytes, .n_rows = n,
-                                            .n_cols = hidden, .acts = acts, .n_acts = w.n, .out = out});
+    const MatFn* table =
+        device_.float_reference() ? device_.kernels().mat_float : device_.kernels().mat;
+    table[static_cast<uint32_t>(p.format)]({.w = p.bytes.data() + row * p.row_bytes,
+                                            .row_bytes = p.row_bytes,
+                                            .n_rows = n,
+                                            .n_cols = hidden,
+                                            .acts = acts,
+                                            .n_acts = w.n,
+                                            .out = out});
   };
   product(layer.gate, layer.tensors.gate_row(w.expert, first, width), x_gate_, h_);
   product(up, layer.tensors.up_row(w.expert, first, width), x_up_, up_);
@@ -100,21 +118,31 @@ void LocalExpertLanes::GateUp(const Layer& layer, const Wanted& w, const float* 
   }
 }
 
-void LocalExpertLanes::Down(const Layer& layer, const Wanted& w, uint32_t first, uint32_t n, float* results) {
+void LocalExpertLanes::Down(const Layer& layer, const Wanted& w, uint32_t first, uint32_t n,
+                            float* results) {
   const uint32_t width = config_.expert_width;
   ActRow acts[kWindowRowsMax];
   float* out[kWindowRowsMax];
   for (uint32_t i = 0; i < w.n; ++i) {
-    acts[i] = Activation(layer.down.format, h_.data() + size_t{w.pairs[i]} * width, h_acts_.data() + w.pairs[i] * act_stride_, width);
+    acts[i] = Activation(layer.down.format, h_.data() + size_t{w.pairs[i]} * width,
+                         h_acts_.data() + w.pairs[i] * act_stride_, width);
     out[i] = results + size_t{w.pairs[i]} * config_.hidden + first;
   }
-  const MatFn* table = device_.float_reference() ? device_.kernels().mat_float : device_.kernels().mat;
+  const MatFn* table =
+      device_.float_reference() ? device_.kernels().mat_float : device_.kernels().mat;
   table[static_cast<uint32_t>(layer.down.format)](
-      {.w = layer.down.bytes.data() + (uint64_t{w.expert} * config_.hidden + first) * layer.down.row_bytes,
-       .row_bytes = layer.down.row_bytes, .n_rows = n, .n_cols = width, .acts = acts, .n_acts = w.n, .out = out});
+      {.w = layer.down.bytes.data() +
+            (uint64_t{w.expert} * config_.hidden + first) * layer.down.row_bytes,
+       .row_bytes = layer.down.row_bytes,
+       .n_rows = n,
+       .n_cols = width,
+       .acts = acts,
+       .n_acts = w.n,
+       .out = out});
 }
 
-WindowOutcome LocalExpertLanes::Start(uint32_t layer, const float* x, uint32_t n_rows, const RoutedRow* routed) {
+WindowOutcome LocalExpertLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
+                                      const RoutedRow* routed) {
   const Layer& l = layers_[layer];
   const uint32_t width = config_.expert_width, hidden = config_.hidden, used = config_.experts_used;
   ThreadPool& pool = device_.pool();
@@ -126,7 +154,8 @@ WindowOutcome LocalExpertLanes::Start(uint32_t layer, const float* x, uint32_t n
   };
   const auto outcome = [&]() -> WindowOutcome {
     if (bad_row.load() == kWindowRowsMax) return {};
-    return {WindowStatus::kNotFinite, {.layer = layer, .row = bad_row.load(), .worker = 0, .detail = 0}};
+    return {WindowStatus::kNotFinite,
+            {.layer = layer, .row = bad_row.load(), .worker = 0, .detail = 0}};
   };
   Group(n_rows, routed);
   pool.ParallelFor(n_rows, uint64_t{4} * n_rows * hidden, [&](uint32_t row, uint32_t) {
@@ -143,15 +172,18 @@ WindowOutcome LocalExpertLanes::Start(uint32_t layer, const float* x, uint32_t n
     const uint32_t first = unit % Units(width) * kRowsPerUnit;
     GateUp(l, wanted_[unit / Units(width)], x, first, std::min(kRowsPerUnit, width - first));
   });
-  pool.ParallelFor(n_rows * used, uint64_t{4} * n_rows * used * width, [&](uint32_t pair, uint32_t) {
-    if (!Quantise(l.down.format, h_.data() + size_t{pair} * width, width, h_acts_.data() + pair * act_stride_)) {
-      report(pair / used);
-    }
-  });
+  pool.ParallelFor(n_rows * used, uint64_t{4} * n_rows * used * width,
+                   [&](uint32_t pair, uint32_t) {
+                     if (!Quantise(l.down.format, h_.data() + size_t{pair} * width, width,
+                                   h_acts_.data() + pair * act_stride_)) {
+                       report(pair / used);
+                     }
+                   });
   if (bad_row.load() != kWindowRowsMax) return outcome();
   pool.ParallelFor(n_wanted_ * Units(hidden), operations, [&](uint32_t unit, uint32_t) {
     const uint32_t first = unit % Units(hidden) * kRowsPerUnit;
-    Down(l, wanted_[unit / Units(hidden)], first, std::min(kRowsPerUnit, hidden - first), results_[layer & 1].data());
+    Down(l, wanted_[unit / Units(hidden)], first, std::min(kRowsPerUnit, hidden - first),
+         results_[layer & 1].data());
   });
   return {};
 }

@@ -1,6 +1,6 @@
-// ExpertLanes without processes, arenas or a VRAM tier: all experts in this process's memory, each computed when it is routed. The
-// same arithmetic as every lane, so it is the yardstick for them, and what offline tools use.
-// Thread: the worker loop's; uses the cpu device's pool and kernels.
+// ExpertLanes without processes, arenas or a VRAM tier: all experts in this process's memory, each
+// computed when it is routed. The same arithmetic as every lane, so it is the yardstick for them,
+// and what offline tools use. Thread: the worker loop's; uses the cpu device's pool and kernels.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,11 @@ namespace lode {
 class LocalExpertLanes final : public ExpertLanes {
  public:
   // Reads every routed expert of the trunk. `device` outlives the object.
-  static StatusOr<std::unique_ptr<LocalExpertLanes>> Load(const ModelSource& source, CpuDevice& device);
+  static StatusOr<std::unique_ptr<LocalExpertLanes>> Load(const ModelSource& source,
+                                                          CpuDevice& device);
 
-  WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows, const RoutedRow* routed) override;
+  WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows,
+                      const RoutedRow* routed) override;
   WindowOutcome Finish(uint32_t) override { return {}; }
   const float* Result(uint32_t layer, uint32_t row, uint32_t order) const override;
 
@@ -48,10 +50,11 @@ class LocalExpertLanes final : public ExpertLanes {
   const ModelConfig config_;
   CpuDevice& device_;
   std::vector<Layer> layers_;
-  std::vector<Wanted> wanted_;     // of the current layer
+  std::vector<Wanted> wanted_;  // of the current layer
   uint32_t n_wanted_ = 0;
-  size_t act_stride_ = 0;          // bytes of one quantised activation row
-  std::vector<uint8_t> x_gate_, x_up_;  // [row]: inputs as the gate's and the up matrix's formats want them
+  size_t act_stride_ = 0;  // bytes of one quantised activation row
+  std::vector<uint8_t> x_gate_,
+      x_up_;  // [row]: inputs as the gate's and the up matrix's formats want them
   std::vector<uint8_t> h_acts_;    // [pair]: hidden vectors as the down matrix wants them
   std::vector<float> h_, up_;      // [pair][width]
   std::vector<float> results_[2];  // by layer parity: [row * experts_used + order][hidden]

@@ -1,4 +1,5 @@
-// Dense tensors from file to device memory: matrices as they are, vectors widened to float. See model_weights.h.
+// Dense tensors from file to device memory: matrices as they are, vectors widened to float. See
+// model_weights.h.
 #include "gpu_worker/model_weights.h"
 
 #include "gpu_worker/device.h"
@@ -29,7 +30,8 @@ class Loader {
   }
 
  private:
-  // The n-gram table and the routed experts stay out of device memory, the draft block is loaded by the drafter.
+  // The n-gram table and the routed experts stay out of device memory, the draft block is loaded by
+  // the drafter.
   bool IsDense(const TensorInfo& t) const {
     return t.name != "per_layer_token_embd.weight" && t.name.find("_exps.") == std::string::npos &&
            !t.name.starts_with(fmt::format("blk.{}.", config_.layers));
@@ -41,43 +43,62 @@ class Loader {
     w->hc_ffn = Hc(b + "hc_ffn_", true);
     w->attention = config_.is_attention[l] != 0;
     if (w->attention) {
-      w->attn = {.q = Mat(b + "attn_q.weight"), .k = Mat(b + "attn_k.weight"), .v = Mat(b + "attn_v.weight"),
-                 .index_q = Mat(b + "indexer.q_proj.weight"), .index_k = Mat(b + "indexer.k_proj.weight"),
-                 .q_norm = Floats(b + "attn_q_norm.weight"), .k_norm = Floats(b + "attn_k_norm.weight"),
-                 .index_q_norm = Floats(b + "indexer.q_norm.weight"), .index_k_norm = Floats(b + "indexer.k_norm.weight"),
+      w->attn = {.q = Mat(b + "attn_q.weight"),
+                 .k = Mat(b + "attn_k.weight"),
+                 .v = Mat(b + "attn_v.weight"),
+                 .index_q = Mat(b + "indexer.q_proj.weight"),
+                 .index_k = Mat(b + "indexer.k_proj.weight"),
+                 .q_norm = Floats(b + "attn_q_norm.weight"),
+                 .k_norm = Floats(b + "attn_k_norm.weight"),
+                 .index_q_norm = Floats(b + "indexer.q_norm.weight"),
+                 .index_k_norm = Floats(b + "indexer.k_norm.weight"),
                  .out = Mat(b + "attn_output.weight")};
     } else {
-      w->delta = {.qkv = Mat(b + "attn_qkv.weight"), .gate = Mat(b + "attn_gate.weight"),
-                  .beta = Mat(b + "ssm_beta.weight"), .alpha = Mat(b + "ssm_alpha.weight"),
-                  .a = Floats(b + "ssm_a"), .dt = Floats(b + "ssm_dt.bias"), .conv = Conv(b + "ssm_conv1d.weight"),
-                  .norm = Floats(b + "ssm_norm.weight"), .out = Mat(b + "ssm_out.weight")};
+      w->delta = {.qkv = Mat(b + "attn_qkv.weight"),
+                  .gate = Mat(b + "attn_gate.weight"),
+                  .beta = Mat(b + "ssm_beta.weight"),
+                  .alpha = Mat(b + "ssm_alpha.weight"),
+                  .a = Floats(b + "ssm_a"),
+                  .dt = Floats(b + "ssm_dt.bias"),
+                  .conv = Conv(b + "ssm_conv1d.weight"),
+                  .norm = Floats(b + "ssm_norm.weight"),
+                  .out = Mat(b + "ssm_out.weight")};
     }
     for (uint32_t p = 0; p < config_.ple.size(); ++p) {
       if (config_.ple[p].layer != l) continue;
       w->has_ple = true;
-      w->ple = {.index = p, .key = Mat(b + "ple_key.weight"), .value = Mat(b + "ple_value.weight"),
-                .norm_key = Floats(b + "ple_norm_key.weight"), .norm_query = Floats(b + "ple_norm_query.weight"),
-                .norm_conv = Floats(b + "ple_norm_conv.weight"), .conv = Conv(b + "ple_conv1d.weight")};
+      w->ple = {.index = p,
+                .key = Mat(b + "ple_key.weight"),
+                .value = Mat(b + "ple_value.weight"),
+                .norm_key = Floats(b + "ple_norm_key.weight"),
+                .norm_query = Floats(b + "ple_norm_query.weight"),
+                .norm_conv = Floats(b + "ple_norm_conv.weight"),
+                .conv = Conv(b + "ple_conv1d.weight")};
     }
-    w->moe = {.router = Mat(b + "ffn_gate_inp.weight"), .shared_gate = Mat(b + "ffn_gate_shexp.weight"),
-              .shared_up = Mat(b + "ffn_up_shexp.weight"), .shared_down = Mat(b + "ffn_down_shexp.weight"),
+    w->moe = {.router = Mat(b + "ffn_gate_inp.weight"),
+              .shared_gate = Mat(b + "ffn_gate_shexp.weight"),
+              .shared_up = Mat(b + "ffn_up_shexp.weight"),
+              .shared_down = Mat(b + "ffn_down_shexp.weight"),
               .shared_inject = Floats(b + "ffn_gate_inp_shexp.weight")};
   }
 
   HcWeights Hc(const std::string& prefix, bool inject) {
-    return {.norm = Floats(prefix + "norm.weight"), .down = Mat(prefix + "down.weight"), .up = Mat(prefix + "up.weight"),
+    return {.norm = Floats(prefix + "norm.weight"),
+            .down = Mat(prefix + "down.weight"),
+            .up = Mat(prefix + "up.weight"),
             .inject = inject ? Floats(prefix + "inject.weight") : nullptr};
   }
 
-  // nullptr once anything has failed: the first error is kept and the rest of the pass does nothing.
+  // nullptr once anything has failed: the first error is kept and the rest of the pass does
+  // nothing.
   const TensorInfo* FindComputable(const std::string& name) {
     if (!status_.ok()) return nullptr;
     const TensorInfo* t = source_.Find(name);
     if (t == nullptr) {
       status_ = NotFound("the model {} has no tensor {}", source_.description(), name);
     } else if (FormatOf(t->type) == Format::kCount) {
-      status_ = InvalidArgument("tensor {} has type {}, which this version cannot compute with", name,
-                                FindTensorType(static_cast<uint32_t>(t->type))->name);
+      status_ = InvalidArgument("tensor {} has type {}, which this version cannot compute with",
+                                name, FindTensorType(static_cast<uint32_t>(t->type))->name);
     } else {
       return t;
     }
@@ -103,8 +124,11 @@ class Loader {
     std::vector<uint8_t> bytes(t->bytes);
     status_ = source_.ReadRows(*t, 0, t->rows(), bytes.data());
     if (!status_.ok()) return {};
-    return {.data = static_cast<const uint8_t*>(Store(*t, bytes.data(), bytes.size())), .format = FormatOf(t->type),
-            .rows = static_cast<uint32_t>(t->rows()), .cols = static_cast<uint32_t>(t->ne[0]), .row_bytes = t->row_bytes()};
+    return {.data = static_cast<const uint8_t*>(Store(*t, bytes.data(), bytes.size())),
+            .format = FormatOf(t->type),
+            .rows = static_cast<uint32_t>(t->rows()),
+            .cols = static_cast<uint32_t>(t->ne[0]),
+            .row_bytes = t->row_bytes()};
   }
 
   std::vector<float> Widen(const TensorInfo& t) {
@@ -112,7 +136,8 @@ class Loader {
     status_ = source_.ReadRows(t, 0, t.rows(), bytes.data());
     std::vector<float> out(t.ne[0] * t.rows());
     if (!status_.ok()) return out;
-    FindKernelTable("scalar", nullptr)->dequant[static_cast<uint32_t>(FormatOf(t.type))](bytes.data(), out.size(), out.data());
+    FindKernelTable("scalar", nullptr)
+        ->dequant[static_cast<uint32_t>(FormatOf(t.type))](bytes.data(), out.size(), out.data());
     return out;
   }
 
@@ -123,7 +148,8 @@ class Loader {
     return static_cast<const float*>(Store(*t, values.data(), values.size() * sizeof(float)));
   }
 
-  // {taps, channels} with the tap fastest becomes [tap][channel], so that channels are the vector dimension.
+  // {taps, channels} with the tap fastest becomes [tap][channel], so that channels are the vector
+  // dimension.
   const float* Conv(const std::string& name) {
     const TensorInfo* t = FindComputable(name);
     if (t == nullptr) return nullptr;
@@ -146,7 +172,8 @@ class Loader {
 
 }  // namespace
 
-StatusOr<ModelWeights> ModelWeights::Load(const ModelSource& source, Device& device, const Progress& progress) {
+StatusOr<ModelWeights> ModelWeights::Load(const ModelSource& source, Device& device,
+                                          const Progress& progress) {
   return Loader(source, device, progress).Run();
 }
 

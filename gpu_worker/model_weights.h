@@ -1,6 +1,7 @@
-// The dense weights of the trunk in device memory, by layer. Routed experts are not here: they live in the arenas of the CPU
-// workers and in the VRAM tier. Names in comments are GGUF names; formulas: docs/design/model.md.
-// Loaded once before "ready", constant afterwards; freed with the device.
+// The dense weights of the trunk in device memory, by layer. Routed experts are not here: they live
+// in the arenas of the CPU workers and in the VRAM tier. Names in comments are GGUF names;
+// formulas: docs/design/model.md. Loaded once before "ready", constant afterwards; freed with the
+// device.
 #pragma once
 
 #include <cstdint>
@@ -24,39 +25,39 @@ struct WeightMatrix {
   size_t row_bytes = 0;
 };
 
-struct HcWeights {         // hc_attn_*, hc_ffn_*, output_hc_*
-  const float* norm;       // [streams * hidden]
-  WeightMatrix down, up;         // {streams * hidden, rank}, {rank, streams * hidden}
-  const float* inject;     // [streams][streams * hidden]; null: the mixer has no write (output_hc_*)
+struct HcWeights {        // hc_attn_*, hc_ffn_*, output_hc_*
+  const float* norm;      // [streams * hidden]
+  WeightMatrix down, up;  // {streams * hidden, rank}, {rank, streams * hidden}
+  const float* inject;    // [streams][streams * hidden]; null: the mixer has no write (output_hc_*)
 };
 
 struct DeltaWeights {
-  WeightMatrix qkv, gate;        // attn_qkv, attn_gate
-  WeightMatrix beta, alpha;      // ssm_beta, ssm_alpha
-  const float *a, *dt;     // ssm_a, ssm_dt.bias [value heads]
-  const float* conv;       // ssm_conv1d, turned to [tap][channel]; the last tap is the current row
-  const float* norm;       // ssm_norm [head dim]
-  WeightMatrix out;              // ssm_out
+  WeightMatrix qkv, gate;    // attn_qkv, attn_gate
+  WeightMatrix beta, alpha;  // ssm_beta, ssm_alpha
+  const float *a, *dt;       // ssm_a, ssm_dt.bias [value heads]
+  const float* conv;  // ssm_conv1d, turned to [tap][channel]; the last tap is the current row
+  const float* norm;  // ssm_norm [head dim]
+  WeightMatrix out;   // ssm_out
 };
 
 struct AttentionWeights {
-  WeightMatrix q, k, v;          // attn_q holds query and gate per head: [heads][2 * head_dim]
-  WeightMatrix index_q, index_k; // indexer.q_proj, indexer.k_proj
+  WeightMatrix q, k, v;           // attn_q holds query and gate per head: [heads][2 * head_dim]
+  WeightMatrix index_q, index_k;  // indexer.q_proj, indexer.k_proj
   const float *q_norm, *k_norm, *index_q_norm, *index_k_norm;
-  WeightMatrix out;              // attn_output
+  WeightMatrix out;  // attn_output
 };
 
 struct PleWeights {
-  uint32_t index = 0;      // into ModelConfig::ple
-  WeightMatrix key, value;       // ple_key, ple_value
+  uint32_t index = 0;                              // into ModelConfig::ple
+  WeightMatrix key, value;                         // ple_key, ple_value
   const float *norm_key, *norm_query, *norm_conv;  // [streams * hidden]
-  const float* conv;       // ple_conv1d, turned to [tap][channel]
+  const float* conv;                               // ple_conv1d, turned to [tap][channel]
 };
 
 struct MoeWeights {
-  WeightMatrix router;                                // ffn_gate_inp
-  WeightMatrix shared_gate, shared_up, shared_down;   // ffn_*_shexp
-  const float* shared_inject;                   // ffn_gate_inp_shexp [hidden]
+  WeightMatrix router;                               // ffn_gate_inp
+  WeightMatrix shared_gate, shared_up, shared_down;  // ffn_*_shexp
+  const float* shared_inject;                        // ffn_gate_inp_shexp [hidden]
 };
 
 struct LayerWeights {
@@ -70,15 +71,16 @@ struct LayerWeights {
 };
 
 struct ModelWeights {
-  WeightMatrix embed, output;    // token_embd, output
+  WeightMatrix embed, output;  // token_embd, output
   HcWeights output_hc;
   std::vector<LayerWeights> layers;
-  uint64_t bytes = 0;      // device memory of all of them
+  uint64_t bytes = 0;  // device memory of all of them
 
-  // Reads every dense tensor of the trunk into `device`. `progress` (may be null) is called after each tensor. Errors name the
-  // tensor: absent, type not computable, I/O.
+  // Reads every dense tensor of the trunk into `device`. `progress` (may be null) is called after
+  // each tensor. Errors name the tensor: absent, type not computable, I/O.
   using Progress = std::function<void(uint64_t bytes_done, uint64_t bytes_total)>;
-  static StatusOr<ModelWeights> Load(const ModelSource& source, Device& device, const Progress& progress);
+  static StatusOr<ModelWeights> Load(const ModelSource& source, Device& device,
+                                     const Progress& progress);
 };
 
 }  // namespace lode

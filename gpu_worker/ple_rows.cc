@@ -14,9 +14,11 @@ constexpr std::chrono::seconds kAwaitMax{120};
 
 }  // namespace
 
-void PleRowNumbers(const ModelConfig& config, const PleConfig& ple, std::span<const int32_t> context, uint64_t* rows) {
+void PleRowNumbers(const ModelConfig& config, const PleConfig& ple,
+                   std::span<const int32_t> context, uint64_t* rows) {
   const uint64_t eos = config.ple_eos;
-  uint64_t hash = static_cast<uint64_t>(context[0]) * ple.multipliers[0];  // products and sums wrap modulo 2^64
+  uint64_t hash =
+      static_cast<uint64_t>(context[0]) * ple.multipliers[0];  // products and sums wrap modulo 2^64
   bool cut = false;
   for (uint32_t n = 1; n < config.ngram_size; ++n) {
     cut = cut || context[n] < 0 || static_cast<uint64_t>(context[n]) == eos;
@@ -31,18 +33,23 @@ void PleRowNumbers(const ModelConfig& config, const PleConfig& ple, std::span<co
 
 StatusOr<std::unique_ptr<PleReader>> PleReader::Create(const ModelSource& source) {
   const TensorInfo* table = source.Find("per_layer_token_embd.weight");
-  if (table == nullptr) return NotFound("the model has no n-gram table (per_layer_token_embd.weight)");
+  if (table == nullptr)
+    return NotFound("the model has no n-gram table (per_layer_token_embd.weight)");
   if (FormatOf(table->type) == Format::kCount) {
-    return FailedPrecondition("the n-gram table has type {}, which this version cannot compute with",
-                              FindTensorType(static_cast<uint32_t>(table->type))->name);
+    return FailedPrecondition(
+        "the n-gram table has type {}, which this version cannot compute with",
+        FindTensorType(static_cast<uint32_t>(table->type))->name);
   }
   return std::unique_ptr<PleReader>(new PleReader(source, table));
 }
 
 PleReader::PleReader(const ModelSource& source, const TensorInfo* table)
-    : source_(source), config_(source.config()), table_(table),
+    : source_(source),
+      config_(source.config()),
+      table_(table),
       layer_stride_(kWindowRowsMax * config_.PleHeads() * table->row_bytes()),
-      numbers_(config_.ple.size() * kWindowRowsMax * config_.PleHeads()), bytes_(config_.ple.size() * layer_stride_),
+      numbers_(config_.ple.size() * kWindowRowsMax * config_.PleHeads()),
+      bytes_(config_.ple.size() * layer_stride_),
       thread_([this] { ThreadMain(); }) {}
 
 PleReader::~PleReader() {
@@ -61,7 +68,8 @@ void PleReader::Start(std::span<const int32_t> contexts, uint32_t n_rows) {
   n_rows_ = n_rows;
   for (size_t p = 0; p < config_.ple.size(); ++p) {
     for (uint32_t r = 0; r < n_rows; ++r) {
-      PleRowNumbers(config_, config_.ple[p], contexts.subspan(r * config_.ngram_size, config_.ngram_size),
+      PleRowNumbers(config_, config_.ple[p],
+                    contexts.subspan(r * config_.ngram_size, config_.ngram_size),
                     &numbers_[(p * n_rows + r) * heads]);
     }
   }
@@ -75,7 +83,8 @@ void PleReader::Start(std::span<const int32_t> contexts, uint32_t n_rows) {
 Status PleReader::Await() {
   std::unique_lock lock(mutex_);
   if (!changed_.wait_for(lock, kAwaitMax, [this] { return !pending_; })) {
-    return DeadlineExceeded("rows of the n-gram table were not read within {} s", kAwaitMax.count());
+    return DeadlineExceeded("rows of the n-gram table were not read within {} s",
+                            kAwaitMax.count());
   }
   return result_;
 }

@@ -1,6 +1,7 @@
-// Rows of the hashed n-gram table: which rows a token needs (a pure function of token ids), and a thread that reads them while the
-// layers before the n-gram layer compute. The table (28.8 GB for the flagship) is never loaded.
-// Thread: Start and Await belong to the worker loop; the read runs on the object's own thread.
+// Rows of the hashed n-gram table: which rows a token needs (a pure function of token ids), and a
+// thread that reads them while the layers before the n-gram layer compute. The table (28.8 GB for
+// the flagship) is never loaded. Thread: Start and Await belong to the worker loop; the read runs
+// on the object's own thread.
 #pragma once
 
 #include <condition_variable>
@@ -17,9 +18,11 @@
 
 namespace lode {
 
-// rows[head] of the n-gram layer `ple`, PleHeads() of them, each below ple_rows. context[i] is the token i places back, -1 before
-// the sequence; ngram_size entries. A segment end (ple_eos) hides everything before it, except when it is the current token.
-void PleRowNumbers(const ModelConfig& config, const PleConfig& ple, std::span<const int32_t> context, uint64_t* rows);
+// rows[head] of the n-gram layer `ple`, PleHeads() of them, each below ple_rows. context[i] is the
+// token i places back, -1 before the sequence; ngram_size entries. A segment end (ple_eos) hides
+// everything before it, except when it is the current token.
+void PleRowNumbers(const ModelConfig& config, const PleConfig& ple,
+                   std::span<const int32_t> context, uint64_t* rows);
 
 class PleReader {
  public:
@@ -29,11 +32,16 @@ class PleReader {
 
   // contexts: [row][ngram_size]. Begins reading the rows of all n-gram layers.
   void Start(std::span<const int32_t> contexts, uint32_t n_rows);
-  // Waits for the read. Further calls return at once. DeadlineExceeded when the disk does not answer.
+  // Waits for the read. Further calls return at once. DeadlineExceeded when the disk does not
+  // answer.
   Status Await();
   // [row][heads][row_bytes] of one n-gram layer, after Await.
-  const uint8_t* rows(uint32_t ple_index) const { return bytes_.data() + ple_index * layer_stride_; }
-  size_t layer_bytes(uint32_t n_rows) const { return n_rows * config_.PleHeads() * table_->row_bytes(); }
+  const uint8_t* rows(uint32_t ple_index) const {
+    return bytes_.data() + ple_index * layer_stride_;
+  }
+  size_t layer_bytes(uint32_t n_rows) const {
+    return n_rows * config_.PleHeads() * table_->row_bytes();
+  }
   Format format() const { return FormatOf(table_->type); }
 
  private:
@@ -44,9 +52,10 @@ class PleReader {
   const ModelConfig& config_;
   const TensorInfo* table_;
   size_t layer_stride_;
-  std::vector<uint64_t> numbers_;  // [n-gram layer][row][head], the loop's between Await and Start, else the thread's
-  std::vector<uint8_t> bytes_;     // likewise
-  uint32_t n_rows_ = 0;            // likewise
+  std::vector<uint64_t>
+      numbers_;  // [n-gram layer][row][head], the loop's between Await and Start, else the thread's
+  std::vector<uint8_t> bytes_;  // likewise
+  uint32_t n_rows_ = 0;         // likewise
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,12 +1,13 @@
-// The state of all sequences on the device, by slot: DeltaNet state, rings of recent rows, KV blocks, index keys. Allocated once.
-// Also the host's knowledge of each slot: which sequence life (epoch) it holds, how many of its tokens are accepted, which
-// positions the last finished window computed, and the last token ids.
+// The state of all sequences on the device, by slot: DeltaNet state, rings of recent rows, KV
+// blocks, index keys. Allocated once. Also the host's knowledge of each slot: which sequence life
+// (epoch) it holds, how many of its tokens are accepted, which positions the last finished window
+// computed, and the last token ids.
 //
-// How a rejected draft leaves no trace: the recurrent state S of a layer holds accepted rows only, counted per slot and layer;
-// new rows run on a copy, and what they would do to S waits in rings addressed by position. The next window says how many rows
-// count; each layer folds exactly those before it steps its new rows. An aborted window has folded some layers and not
-// others: the counters know, so the relaunch computes the same bits.
-// Thread: the worker loop's.
+// How a rejected draft leaves no trace: the recurrent state S of a layer holds accepted rows only,
+// counted per slot and layer; new rows run on a copy, and what they would do to S waits in rings
+// addressed by position. The next window says how many rows count; each layer folds exactly those
+// before it steps its new rows. An aborted window has folded some layers and not others: the
+// counters know, so the relaunch computes the same bits. Thread: the worker loop's.
 #pragma once
 
 #include <array>
@@ -24,9 +25,9 @@
 namespace lode {
 
 struct StateOptions {
-  uint32_t slots = 1;        // <= kSequenceSlotsMax
-  uint32_t kv_blocks = 1;    // ids in plans are below this
-  uint32_t context = 0;      // longest sequence in tokens
+  uint32_t slots = 1;      // <= kSequenceSlotsMax
+  uint32_t kv_blocks = 1;  // ids in plans are below this
+  uint32_t context = 0;    // longest sequence in tokens
   KvType kv_type = KvType::kQ8;
 };
 
@@ -37,14 +38,17 @@ class SequenceState {
   // Device bytes that Create would take.
   static uint64_t Bytes(const ModelConfig& config, const StateOptions& options);
 
-  // Window border: turns a checked plan into the parameters of the window. kv_blocks[i] lists the blocks of plan.seqs[i].
-  // A new epoch empties the slot. row_of[r] (r < params->n_rows) is the plan row that computes as row r; flush rows get none.
-  // Errors (nothing is changed then): a slot, block, position or commit count that does not fit the slot's history.
-  Status Stage(const WindowPlan& plan, const uint32_t* const* kv_blocks, StepParams* params, uint32_t* row_of);
+  // Window border: turns a checked plan into the parameters of the window. kv_blocks[i] lists the
+  // blocks of plan.seqs[i]. A new epoch empties the slot. row_of[r] (r < params->n_rows) is the
+  // plan row that computes as row r; flush rows get none. Errors (nothing is changed then): a slot,
+  // block, position or commit count that does not fit the slot's history.
+  Status Stage(const WindowPlan& plan, const uint32_t* const* kv_blocks, StepParams* params,
+               uint32_t* row_of);
   // The window of `params` ended well: its rows may be accepted by the next plan.
   void WindowDone(const StepParams& params);
 
-  // Tokens at position and before it, as the n-gram hash wants them: out[0] is the row's own token, -1 before the sequence.
+  // Tokens at position and before it, as the n-gram hash wants them: out[0] is the row's own token,
+  // -1 before the sequence.
   void TokenContext(const StepParams& params, uint32_t row, uint32_t n, int32_t* out) const;
 
   const DeltaState& delta(uint32_t layer) const { return delta_[layer]; }
@@ -52,7 +56,8 @@ class SequenceState {
   const PleState& ple(uint32_t index) const { return ple_[index]; }
   const StateOptions& options() const { return options_; }
 
-  // Hash of everything a later row of the slot can read, and of nothing else. Slow; for tests and state comparison.
+  // Hash of everything a later row of the slot can read, and of nothing else. Slow; for tests and
+  // state comparison.
   uint64_t Hash(uint32_t slot) const;
 
  private:
@@ -63,8 +68,8 @@ class SequenceState {
   struct Slot {
     uint64_t epoch = 0;
     bool used = false;
-    uint32_t committed = 0;   // as of the last staged plan
-    uint32_t end = 0;         // positions below are computed by windows that ended well
+    uint32_t committed = 0;  // as of the last staged plan
+    uint32_t end = 0;        // positions below are computed by windows that ended well
     std::array<int32_t, kTokenRing> tokens = {};
     std::vector<uint32_t> blocks;  // host copy of the device's block table
   };
@@ -82,10 +87,10 @@ class SequenceState {
   Device& device_;
   const StateOptions options_;
   uint32_t blocks_per_sequence_;
-  uint32_t* block_tables_ = nullptr;         // device
-  std::vector<DeltaState> delta_;            // [layer], empty entries for attention layers
-  std::vector<AttentionState> attention_;    // [layer], empty entries for DeltaNet layers
-  std::vector<PleState> ple_;                // [n-gram layer]
+  uint32_t* block_tables_ = nullptr;       // device
+  std::vector<DeltaState> delta_;          // [layer], empty entries for attention layers
+  std::vector<AttentionState> attention_;  // [layer], empty entries for DeltaNet layers
+  std::vector<PleState> ple_;              // [n-gram layer]
   std::vector<Slot> slots_;
 };
 

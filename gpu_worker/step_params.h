@@ -1,5 +1,6 @@
-// The only memory that changes between two windows with the same row count: what a captured graph reads instead of arguments.
-// A POD in device memory, written once per window before the first operation. Made by SequenceState::Stage.
+// The only memory that changes between two windows with the same row count: what a captured graph
+// reads instead of arguments. A POD in device memory, written once per window before the first
+// operation. Made by SequenceState::Stage.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +12,18 @@ namespace lode {
 
 // A row that computes (flush rows do not).
 struct StepRow {
-  uint32_t seq;           // into StepParams::seqs
+  uint32_t seq;  // into StepParams::seqs
   uint32_t position;
   int32_t token;          // 0 <= token < vocab
   uint32_t needs_logits;  // 0 or 1
 };
 
-// A sequence of the window. Its rows are adjacent and stand at positions committed, committed + 1, ...
+// A sequence of the window. Its rows are adjacent and stand at positions committed, committed + 1,
+// ...
 struct StepSequence {
   uint32_t slot;
-  uint32_t committed;     // accepted rows up to here are folded into the recurrent state before the new rows
+  uint32_t committed;  // accepted rows up to here are folded into the recurrent state before the
+                       // new rows
   uint32_t first_row, n_rows;
 };
 

@@ -11,15 +11,18 @@ namespace lode {
 namespace {
 
 void CheckFloatEnvironment() {
-  LODE_CHECK(FloatEnvironmentIsCanonical(),
-             "a library changed the rounding or denormal mode of a compute thread; results would differ");
+  LODE_CHECK(
+      FloatEnvironmentIsCanonical(),
+      "a library changed the rounding or denormal mode of a compute thread; results would differ");
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(uint32_t threads, uint32_t spin_ns) : spin_ns_(spin_ns), active_(std::max(1u, threads)) {
+ThreadPool::ThreadPool(uint32_t threads, uint32_t spin_ns)
+    : spin_ns_(spin_ns), active_(std::max(1u, threads)) {
   CheckFloatEnvironment();
-  for (uint32_t t = 1; t < std::max(1u, threads); ++t) workers_.emplace_back([this, t] { WorkerMain(t); });
+  for (uint32_t t = 1; t < std::max(1u, threads); ++t)
+    workers_.emplace_back([this, t] { WorkerMain(t); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -50,9 +53,10 @@ void ThreadPool::Spread(uint32_t n_units, UnitFn fn, const void* context) {
   epoch_.store(epoch, std::memory_order_release);
   epoch_.notify_all();
   ClaimUnits(epoch, 0);
-  // Units still running belong to threads that are computing; the wait ends with the longest of them. Pairs with the
-  // release increments in ClaimUnits.
-  for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != n_units;) done_.wait(done, std::memory_order_acquire);
+  // Units still running belong to threads that are computing; the wait ends with the longest of
+  // them. Pairs with the release increments in ClaimUnits.
+  for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != n_units;)
+    done_.wait(done, std::memory_order_acquire);
 }
 
 void ThreadPool::ClaimUnits(uint32_t epoch, uint32_t thread) {
@@ -63,9 +67,12 @@ void ThreadPool::ClaimUnits(uint32_t epoch, uint32_t thread) {
     const uint32_t n_units = n_units_.load(std::memory_order_relaxed);
     const uint32_t unit = static_cast<uint32_t>(claim);
     if (static_cast<uint32_t>(claim >> 32) != epoch || unit >= n_units) return;
-    if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel,
+                                      std::memory_order_acquire))
+      continue;
     fn(context, unit, thread);
-    if (done_.fetch_add(1, std::memory_order_release) + 1 == n_units && thread != 0) done_.notify_one();
+    if (done_.fetch_add(1, std::memory_order_release) + 1 == n_units && thread != 0)
+      done_.notify_one();
     claim = claim_.load(std::memory_order_acquire);
   }
 }
@@ -75,9 +82,11 @@ void ThreadPool::WorkerMain(uint32_t thread) {
   uint32_t seen = 0;
   for (;;) {
     const auto spin_end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(spin_ns_);
-    while (epoch_.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < spin_end) {
+    while (epoch_.load(std::memory_order_acquire) == seen &&
+           std::chrono::steady_clock::now() < spin_end) {
     }
-    epoch_.wait(seen, std::memory_order_acquire);  // an idle thread sleeps until the next job or the end of the pool
+    epoch_.wait(seen, std::memory_order_acquire);  // an idle thread sleeps until the next job or
+                                                   // the end of the pool
     seen = epoch_.load(std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
     if (thread < active()) ClaimUnits(seen, thread);

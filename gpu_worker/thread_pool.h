@@ -1,8 +1,9 @@
-// The compute threads of the cpu device: a fixed set, started once, that spreads the units of one operation. A result never
-// depends on who computes which unit, so units are claimed dynamically and the number of active threads may change at
-// any window border. Idle threads sleep on a futex (after an optional spin, off by default: spinning on a machine with fewer
-// free cores than threads delays the very thread that is waited for).
-// Thread: ParallelFor and SetActive are called by the worker loop only.
+// The compute threads of the cpu device: a fixed set, started once, that spreads the units of one
+// operation. A result never depends on who computes which unit, so units are claimed dynamically
+// and the number of active threads may change at any window border. Idle threads sleep on a futex
+// (after an optional spin, off by default: spinning on a machine with fewer free cores than threads
+// delays the very thread that is waited for). Thread: ParallelFor and SetActive are called by the
+// worker loop only.
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,8 @@ namespace lode {
 
 class ThreadPool : public HostPool {
  public:
-  // `threads` includes the caller, at least 1. Every thread checks its floating-point environment first.
+  // `threads` includes the caller, at least 1. Every thread checks its floating-point environment
+  // first.
   explicit ThreadPool(uint32_t threads, uint32_t spin_ns = 0);
   ~ThreadPool() override;
   ThreadPool(const ThreadPool&) = delete;
@@ -26,14 +28,20 @@ class ThreadPool : public HostPool {
   uint32_t active() const { return active_.load(std::memory_order_relaxed); }
   void SetActive(uint32_t threads);  // 0 = all; clamped to 1..threads()
 
-  // f(unit, thread) for every unit in [0, n_units), in any order on any thread; returns when all have run. `thread` is below
-  // threads() and selects scratch memory. f must not throw and must not call ParallelFor.
+  // f(unit, thread) for every unit in [0, n_units), in any order on any thread; returns when all
+  // have run. `thread` is below threads() and selects scratch memory. f must not throw and must not
+  // call ParallelFor.
   template <typename F>
   void ParallelFor(uint32_t n_units, const F& f) {
-    Spread(n_units, [](const void* p, uint32_t unit, uint32_t thread) { (*static_cast<const F*>(p))(unit, thread); }, &f);
+    Spread(
+        n_units,
+        [](const void* p, uint32_t unit, uint32_t thread) {
+          (*static_cast<const F*>(p))(unit, thread);
+        },
+        &f);
   }
-  // The same on the caller alone when the operation is too short to be worth waking anybody: `operations` is a rough count of
-  // multiply-adds.
+  // The same on the caller alone when the operation is too short to be worth waking anybody:
+  // `operations` is a rough count of multiply-adds.
   template <typename F>
   void ParallelFor(uint32_t n_units, uint64_t operations, const F& f) {
     if (operations >= kWakeOperationsMin) return ParallelFor(n_units, f);
@@ -56,8 +64,9 @@ class ThreadPool : public HostPool {
   std::vector<std::thread> workers_;
   std::atomic<uint32_t> active_;
   std::atomic<bool> stop_{false};
-  // The job of epoch `epoch_`. A thread reads the fields, then claims a unit by compare-and-swap on claim_ = (epoch, next
-  // unit): when that succeeds the fields belonged to this epoch, since the job cannot change before the unit is done.
+  // The job of epoch `epoch_`. A thread reads the fields, then claims a unit by compare-and-swap on
+  // claim_ = (epoch, next unit): when that succeeds the fields belonged to this epoch, since the
+  // job cannot change before the unit is done.
   std::atomic<UnitFn> fn_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<uint32_t> n_units_{0};

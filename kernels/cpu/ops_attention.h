@@ -1,7 +1,8 @@
-// Sparse attention: KV cells, pooled index keys, block scores, block selection and attention of one head over the
-// selected cells. What the cache stores is what attention reads, also for the row's own window. Included by
-// kernels/cpu/ops_impl.h. Formulas and orders: docs/design/arithmetic.md, "Operators".
-// Roofline: one head reads 2 * head_dim values per cell; with 8-bit cells the widening, not memory, is the bound.
+// Sparse attention: KV cells, pooled index keys, block scores, block selection and attention of one
+// head over the selected cells. What the cache stores is what attention reads, also for the row's
+// own window. Included by kernels/cpu/ops_impl.h. Formulas and orders: docs/design/arithmetic.md,
+// "Operators". Roofline: one head reads 2 * head_dim values per cell; with 8-bit cells the
+// widening, not memory, is the bound.
 #pragma once
 
 #include "kernels/canonical.h"
@@ -19,12 +20,15 @@ bool StoreCellQ8(const float* x, size_t n, int8_t* q, float* scale) {
     amax = canonical::Max(amax, canonical::Abs(x[i]));
   }
   const float d = canonical::Div(amax, 127.0f);
-  const bool tiny = d < 7.888609052210118e-31f;  // 2^-100: its reciprocal times a code could leave the float range
+  const bool tiny =
+      d <
+      7.888609052210118e-31f;  // 2^-100: its reciprocal times a code could leave the float range
   const float inverse = tiny ? 0.0f : canonical::Div(1.0f, d);
   const float magic = 12582912.0f;  // 1.5 * 2^23: the addition rounds to the nearest even integer
   for (size_t i = 0; i < n; ++i) {
     const float t = canonical::Add(canonical::Mul(x[i], inverse), magic);
-    q[i] = static_cast<int8_t>(static_cast<int32_t>(canonical::BitsOf(t) - canonical::BitsOf(magic)));
+    q[i] =
+        static_cast<int8_t>(static_cast<int32_t>(canonical::BitsOf(t) - canonical::BitsOf(magic)));
   }
   *scale = tiny ? 0.0f : d;
   return bad == 0;
@@ -65,7 +69,8 @@ void index_pool(const float* const* raw, uint32_t count, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = canonical::Mul(out[i], scale);
 }
 
-void index_scores(const float* q, uint32_t heads, size_t dim, const float* keys, size_t n, float* out) {
+void index_scores(const float* q, uint32_t heads, size_t dim, const float* keys, size_t n,
+                  float* out) {
   const float scale = canonical::InvSqrt(static_cast<float>(static_cast<int32_t>(dim)));
   for (size_t j = 0; j < n; ++j) {
     float sum = 0;
@@ -76,20 +81,22 @@ void index_scores(const float* q, uint32_t heads, size_t dim, const float* keys,
   }
 }
 
-// Order of a score as an unsigned number: larger score, larger number; NaN below everything; -0 counts as +0.
+// Order of a score as an unsigned number: larger score, larger number; NaN below everything; -0
+// counts as +0.
 inline uint32_t OrderedBits(float score) {
   const uint32_t bits = canonical::BitsOf(canonical::Add(score, 0.0f));
   if (score != score) return 0;
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// Radix selection, eight bits of the score per round: `threshold` grows from the top until only the k-th best score fits it.
-// Of the blocks with exactly that score the lower ones are taken.
+// Radix selection, eight bits of the score per round: `threshold` grows from the top until only the
+// k-th best score fits it. Of the blocks with exactly that score the lower ones are taken.
 uint32_t select_blocks(const float* scores, uint32_t n, uint32_t k, uint32_t* out) {
   uint32_t threshold = 0;
   uint32_t equal_left = n;  // how many blocks with the threshold score are taken
   if (n > k) {
-    uint32_t left = k;      // rank of the wanted score among those that match the threshold's fixed bits
+    uint32_t left =
+        k;  // rank of the wanted score among those that match the threshold's fixed bits
     for (int shift = 24; shift >= 0; shift -= 8) {
       uint32_t histogram[256] = {};
       const uint64_t fixed = ~uint64_t{0} << (shift + 8);
@@ -120,7 +127,8 @@ uint32_t select_blocks(const float* scores, uint32_t n, uint32_t k, uint32_t* ou
 inline float SumChunk(const float* e, uint32_t n) {
   float p[canonical::kPartials];
   for (uint32_t i = 0; i < canonical::kPartials; ++i) p[i] = 0.0f;
-  for (uint32_t i = 0; i < n; ++i) p[i % canonical::kPartials] = canonical::Add(p[i % canonical::kPartials], e[i]);
+  for (uint32_t i = 0; i < n; ++i)
+    p[i % canonical::kPartials] = canonical::Add(p[i % canonical::kPartials], e[i]);
   return canonical::JoinPartials(p);
 }
 
@@ -134,12 +142,14 @@ void attend(const AttendArgs& a) {
   for (uint32_t i = 0; i < a.n_cells; ++i) {
     const uint32_t block = a.blocks[a.cells[i] / kKvBlockCells], cell = a.cells[i] % kKvBlockCells;
     const size_t at = a.block_stride * block;
-    kv_load(a.k + at + a.cell_bytes * cell, *reinterpret_cast<const float*>(a.k_scales + at + sizeof(float) * cell),
-            dim, a.type, value);
+    kv_load(a.k + at + a.cell_bytes * cell,
+            *reinterpret_cast<const float*>(a.k_scales + at + sizeof(float) * cell), dim, a.type,
+            value);
     a.scores[i] = canonical::Mul(dot(a.q, value, dim), scale);
     top = canonical::Max(top, a.scores[i]);
   }
-  // Chunks of cells in ascending order: each has its own numerator and denominator, added to the totals as it ends.
+  // Chunks of cells in ascending order: each has its own numerator and denominator, added to the
+  // totals as it ends.
   float total = 0;
   for (size_t d = 0; d < dim; ++d) a.out[d] = 0.0f;
   for (uint32_t begin = 0; begin < a.n_cells; begin += kAttendChunk) {
@@ -151,8 +161,9 @@ void attend(const AttendArgs& a) {
       const uint32_t position = a.cells[begin + i];
       const uint32_t block = a.blocks[position / kKvBlockCells], cell = position % kKvBlockCells;
       const size_t at = a.block_stride * block;
-      kv_load(a.v + at + a.cell_bytes * cell, *reinterpret_cast<const float*>(a.v_scales + at + sizeof(float) * cell),
-              dim, a.type, value);
+      kv_load(a.v + at + a.cell_bytes * cell,
+              *reinterpret_cast<const float*>(a.v_scales + at + sizeof(float) * cell), dim, a.type,
+              value);
       for (size_t d = 0; d < dim; ++d) chunk_sum[d] = canonical::Fma(e[i], value[d], chunk_sum[d]);
     }
     total = canonical::Add(total, SumChunk(e, n));

@@ -1,6 +1,7 @@
-// Norms, hyper-connections, gates and rotary embedding: the element-wise operators of the model and their reductions.
-// Included by kernels/cpu/ops_impl.h once per instruction set, after `dot` and `rms_norm`; loops are written so that the
-// compiler vectorises them, which cannot change a bit (canonical.h). Formulas: docs/design/arithmetic.md, "Operators".
+// Norms, hyper-connections, gates and rotary embedding: the element-wise operators of the model and
+// their reductions. Included by kernels/cpu/ops_impl.h once per instruction set, after `dot` and
+// `rms_norm`; loops are written so that the compiler vectorises them, which cannot change a bit
+// (canonical.h). Formulas: docs/design/arithmetic.md, "Operators".
 #pragma once
 
 #include "kernels/canonical.h"
@@ -17,7 +18,8 @@ void l2_norm(const float* x, size_t n, float eps, float scale, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = cn::Mul(cn::Div(x[i], length), scale);
 }
 
-void rms_norm_gate(const float* x, const float* w, const float* z, size_t n, float eps, float* out) {
+void rms_norm_gate(const float* x, const float* w, const float* z, size_t n, float eps,
+                   float* out) {
   rms_norm(x, w, n, eps, out);
   for (size_t i = 0; i < n; ++i) out[i] = cn::Mul(out[i], cn::Sigmoid(z[i]));
 }
@@ -52,7 +54,8 @@ void swiglu(const float* gate, const float* up, size_t n, float* out) {
 float sigmoid_dot(const float* x, const float* w, size_t n) { return cn::Sigmoid(dot(x, w, n)); }
 
 void rope_table(uint32_t position, const float* inv_freq, uint32_t pairs, float* sin, float* cos) {
-  const float p = static_cast<float>(static_cast<int32_t>(position));  // exact: positions stay below 2^20
+  const float p =
+      static_cast<float>(static_cast<int32_t>(position));  // exact: positions stay below 2^20
   for (uint32_t i = 0; i < pairs; ++i) {
     const cn::SinCosResult r = cn::SinCos(cn::Mul(p, inv_freq[i]));
     sin[i] = r.sin;
@@ -69,9 +72,10 @@ void rope(float* x, uint32_t pairs, const float* sin, const float* cos) {
   }
 }
 
-// ---- n-gram layer ------------------------------------------------------------------------------------------------------
+// ---- n-gram layer
 void ple_gate(const float* key, const float* query, const float* value, size_t n, float* out) {
-  const float d = cn::Mul(dot(key, query, n), cn::InvSqrt(static_cast<float>(static_cast<int32_t>(n))));
+  const float d =
+      cn::Mul(dot(key, query, n), cn::InvSqrt(static_cast<float>(static_cast<int32_t>(n))));
   const float root = cn::Sqrt(cn::Max(1e-6f, cn::Abs(d)));
   const float signed_root = d > 0.0f ? root : (d < 0.0f ? -root : 0.0f);
   const float gate = cn::Sigmoid(signed_root);

@@ -1,6 +1,7 @@
-// Golden values: the float reference mode (same forward code, unquantised activations, f32 KV cells) against the public reference
-// implementation's outputs for the same file. Tolerance: fp32 sums in another order over 8 layers differ by a few 1e-5 in a logit
-// (the reference itself by 2.8e-5 between its two implementations); 2e-4 leaves a factor of seven.
+// Golden values: the float reference mode (same forward code, unquantised activations, f32 KV
+// cells) against the public reference implementation's outputs for the same file. Tolerance: fp32
+// sums in another order over 8 layers differ by a few 1e-5 in a logit (the reference itself
+// by 2.8e-5 between its two implementations); 2e-4 leaves a factor of seven.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +14,8 @@ namespace lode::testing {
 namespace {
 
 constexpr float kLogitTolerance = 2e-4f;
-constexpr float kMarginMin = 1e-3f;  // below it the reference's own next token is a matter of rounding
+constexpr float kMarginMin =
+    1e-3f;  // below it the reference's own next token is a matter of rounding
 
 void ExpectGolden(LocalEngine& engine, const std::string& set, const std::string& name) {
   SCOPED_TRACE(set + "/" + name);
@@ -43,29 +45,39 @@ void ExpectGolden(LocalEngine& engine, const std::string& set, const std::string
       EXPECT_EQ((*greedy)[i], g.greedy[i]) << "greedy token " << i;
     }
   }
-  std::printf("%-6s %-8s %4zu tokens: last logits %.2e, top-10 logits %.2e, router ids differing %zu of %zu, greedy %zu/%zu\n",
-              set.c_str(), name.c_str(), g.ids.size(), worst_last, worst_top, router_differs, g.router.size(), equal,
-              g.greedy.size());
+  std::printf(
+      "%-6s %-8s %4zu tokens: last logits %.2e, top-10 logits %.2e, router ids differing %zu of "
+      "%zu, greedy %zu/%zu\n",
+      set.c_str(), name.c_str(), g.ids.size(), worst_last, worst_top, router_differs,
+      g.router.size(), equal, g.greedy.size());
   EXPECT_LE(worst_last, kLogitTolerance);
   EXPECT_LE(worst_top, kLogitTolerance);
   EXPECT_EQ(router_differs, 0u);
 }
 
 LocalEngineOptions ReferenceOptions() {
-  return {.threads = 2, .isa = "auto", .float_reference = true, .kv_type = KvType::kF32, .slots = 1, .context = 1024};
+  return {.threads = 2,
+          .isa = "auto",
+          .float_reference = true,
+          .kv_type = KvType::kF32,
+          .slots = 1,
+          .context = 1024};
 }
 
 class FloatReference : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(FloatReference, MatchesGoldenOfQ4File) {
-  StatusOr<std::unique_ptr<LocalEngine>> engine = LocalEngine::Create(DemoModelPath(), ReferenceOptions());
+  StatusOr<std::unique_ptr<LocalEngine>> engine =
+      LocalEngine::Create(DemoModelPath(), ReferenceOptions());
   ASSERT_TRUE(engine.ok()) << engine.status();
   ExpectGolden(**engine, "q4", GetParam());
 }
 
 TEST_P(FloatReference, MatchesGoldenOfMaster) {
   const std::string path = SharedModelPath("demo-q8_0.gguf");
-  if (path.empty()) GTEST_SKIP() << "demo-q8_0.gguf (43 MB) is not in the repository; set LODE_SHARED_MODELS to its folder";
+  if (path.empty())
+    GTEST_SKIP()
+        << "demo-q8_0.gguf (43 MB) is not in the repository; set LODE_SHARED_MODELS to its folder";
   StatusOr<std::unique_ptr<LocalEngine>> engine = LocalEngine::Create(path, ReferenceOptions());
   ASSERT_TRUE(engine.ok()) << engine.status();
   ExpectGolden(**engine, "master", GetParam());

@@ -1,5 +1,6 @@
-// One arithmetic, seen from outside: the same tokens give the same logits bits and the same state, however they are cut into
-// windows, whatever was drafted and rejected, aborted and repeated, computed beside others, or by which threads and instructions.
+// One arithmetic, seen from outside: the same tokens give the same logits bits and the same state,
+// however they are cut into windows, whatever was drafted and rejected, aborted and repeated,
+// computed beside others, or by which threads and instructions.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,7 +49,8 @@ Logits RunChunks(LocalEngine& engine, const std::vector<int32_t>& ids, uint32_t 
   return std::move(run->logits);
 }
 
-WindowOutcome RunRows(LocalEngine& engine, const std::vector<LocalRow>& rows, ExpertLanes* lanes = nullptr) {
+WindowOutcome RunRows(LocalEngine& engine, const std::vector<LocalRow>& rows,
+                      ExpertLanes* lanes = nullptr) {
   StatusOr<WindowOutcome> outcome = engine.Run(rows, lanes);
   EXPECT_TRUE(outcome.ok()) << outcome.status();
   return *outcome;
@@ -103,17 +105,21 @@ TEST(Forward, RejectedDraftsLeaveNoTrace) {
   const std::unique_ptr<LocalEngine> plain = MakeEngine(), drafted = MakeEngine();
   const Logits expected = RunChunks(*plain, ids, 1);
   uint32_t position = 0;
-  // Windows of one sure row and up to seven drafts, of which `right` are right; right ones are accepted.
+  // Windows of one sure row and up to seven drafts, of which `right` are right; right ones are
+  // accepted.
   for (uint32_t window = 0; position < ids.size(); ++window) {
     const uint32_t drafts = window % kWindowRowsMax, right = window % 3;
     std::vector<LocalRow> rows;
     for (uint32_t i = 0; i <= drafts && position + i < ids.size(); ++i) {
-      rows.push_back({.slot = 0, .position = position + i, .token = i <= right ? ids[position + i] : 17 + static_cast<int32_t>(i)});
+      rows.push_back({.slot = 0,
+                      .position = position + i,
+                      .token = i <= right ? ids[position + i] : 17 + static_cast<int32_t>(i)});
     }
     ASSERT_TRUE(RunRows(*drafted, rows).ok());
     const uint32_t accepted = std::min<uint32_t>(static_cast<uint32_t>(rows.size()), right + 1);
     for (uint32_t i = 0; i < accepted; ++i) {
-      ASSERT_TRUE(SameBits(LogitsOf(*drafted, i), expected[position + i])) << "position " << position + i;
+      ASSERT_TRUE(SameBits(LogitsOf(*drafted, i), expected[position + i]))
+          << "position " << position + i;
     }
     position += accepted;
     drafted->Commit(0, position);
@@ -137,13 +143,17 @@ TEST(Forward, FlushBetweenWindowsDoesNotChangeABit) {
 // Fails or spoils one layer of one window.
 class BrokenLanes final : public ExpertLanes {
  public:
-  BrokenLanes(ExpertLanes& inner, uint32_t width) : inner_(inner), nan_(width, std::numeric_limits<float>::quiet_NaN()) {}
-  WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows, const RoutedRow* routed) override {
-    if (layer == abort_in_start) return {WindowStatus::kAborted, {.layer = layer, .row = 0, .worker = 0, .detail = 0}};
+  BrokenLanes(ExpertLanes& inner, uint32_t width)
+      : inner_(inner), nan_(width, std::numeric_limits<float>::quiet_NaN()) {}
+  WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows,
+                      const RoutedRow* routed) override {
+    if (layer == abort_in_start)
+      return {WindowStatus::kAborted, {.layer = layer, .row = 0, .worker = 0, .detail = 0}};
     return inner_.Start(layer, x, n_rows, routed);
   }
   WindowOutcome Finish(uint32_t layer) override {
-    if (layer == abort_in_finish) return {WindowStatus::kAborted, {.layer = layer, .row = 0, .worker = 0, .detail = 0}};
+    if (layer == abort_in_finish)
+      return {WindowStatus::kAborted, {.layer = layer, .row = 0, .worker = 0, .detail = 0}};
     return inner_.Finish(layer);
   }
   const float* Result(uint32_t layer, uint32_t row, uint32_t order) const override {
@@ -164,15 +174,18 @@ TEST(Forward, AbortedWindowRepeatsWithTheSameBits) {
   engine->Restart(0);
   for (uint32_t begin = 0, window = 0; begin < ids.size(); begin += 4, ++window) {
     std::vector<LocalRow> rows;
-    for (uint32_t p = begin; p < begin + 4; ++p) rows.push_back({.slot = 0, .position = p, .token = ids[p]});
+    for (uint32_t p = begin; p < begin + 4; ++p)
+      rows.push_back({.slot = 0, .position = p, .token = ids[p]});
     BrokenLanes broken(engine->lanes(), engine->config().hidden);
-    (window % 2 ? broken.abort_in_start : broken.abort_in_finish) = window % engine->config().layers;
+    (window % 2 ? broken.abort_in_start : broken.abort_in_finish) =
+        window % engine->config().layers;
     // The aborted attempt even carries another draft: its rings must not matter.
     std::vector<LocalRow> attempt = rows;
     attempt.back().token = 99;
     EXPECT_EQ(RunRows(*engine, attempt, &broken).status, WindowStatus::kAborted);
     ASSERT_TRUE(RunRows(*engine, rows).ok());
-    for (uint32_t i = 0; i < 4; ++i) ASSERT_TRUE(SameBits(LogitsOf(*engine, i), expected[begin + i])) << begin + i;
+    for (uint32_t i = 0; i < 4; ++i)
+      ASSERT_TRUE(SameBits(LogitsOf(*engine, i), expected[begin + i])) << begin + i;
     engine->Commit(0, begin + 4);
   }
   EXPECT_EQ(StateHash(*engine, 0), hash);
@@ -183,7 +196,8 @@ TEST(Forward, AbortedRowsCannotBeCommitted) {
   const std::unique_ptr<LocalEngine> engine = MakeEngine();
   BrokenLanes broken(engine->lanes(), engine->config().hidden);
   broken.abort_in_finish = 2;
-  const std::vector<LocalRow> rows = {{.slot = 0, .position = 0, .token = ids[0]}, {.slot = 0, .position = 1, .token = ids[1]}};
+  const std::vector<LocalRow> rows = {{.slot = 0, .position = 0, .token = ids[0]},
+                                      {.slot = 0, .position = 1, .token = ids[1]}};
   EXPECT_EQ(RunRows(*engine, rows, &broken).status, WindowStatus::kAborted);
   engine->Commit(0, 2);
   EXPECT_EQ(engine->Flush(0).status().code(), StatusCode::kInvalidArgument);
@@ -192,12 +206,14 @@ TEST(Forward, AbortedRowsCannotBeCommitted) {
 TEST(Forward, NotANumberNamesLayerAndRow) {
   const std::vector<int32_t> ids = Prompt("chat", 8);
   for (bool float_reference : {false, true}) {
-    const std::unique_ptr<LocalEngine> engine = MakeEngine({.float_reference = float_reference, .context = 256});
+    const std::unique_ptr<LocalEngine> engine =
+        MakeEngine({.float_reference = float_reference, .context = 256});
     const Logits expected = RunChunks(*engine, {ids[0], ids[1], ids[2]}, 3);
     engine->Restart(0);
     BrokenLanes broken(engine->lanes(), engine->config().hidden);
     broken.nan_layer = 4;
-    const std::vector<LocalRow> rows = {{.slot = 0, .position = 0, .token = ids[0]}, {.slot = 0, .position = 1, .token = ids[1]},
+    const std::vector<LocalRow> rows = {{.slot = 0, .position = 0, .token = ids[0]},
+                                        {.slot = 0, .position = 1, .token = ids[1]},
                                         {.slot = 0, .position = 2, .token = ids[2]}};
     const WindowOutcome outcome = RunRows(*engine, rows, &broken);
     EXPECT_EQ(outcome.status, WindowStatus::kNotFinite);
@@ -268,14 +284,19 @@ TEST(Forward, NewEpochForgetsTheSlotsPast) {
 
 TEST(Forward, RefusesPlansThatDoNotFitTheSlot) {
   const std::unique_ptr<LocalEngine> engine = MakeEngine();
-  const auto code = [&](const std::vector<LocalRow>& rows) { return engine->Run(rows).status().code(); };
-  EXPECT_EQ(code({{.slot = 0, .position = 3, .token = 5}}), StatusCode::kInvalidArgument);            // gap
+  const auto code = [&](const std::vector<LocalRow>& rows) {
+    return engine->Run(rows).status().code();
+  };
+  EXPECT_EQ(code({{.slot = 0, .position = 3, .token = 5}}), StatusCode::kInvalidArgument);  // gap
   EXPECT_EQ(code({{.slot = 0, .position = 0, .token = -1}}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code({{.slot = 0, .position = 0, .token = 8192}}), StatusCode::kInvalidArgument);
-  EXPECT_EQ(code({{.slot = 0, .position = 0, .token = 1}, {.slot = 1, .position = 0, .token = 1}, {.slot = 0, .position = 1, .token = 1}}),
-            StatusCode::kInvalidArgument);                                                              // not adjacent
+  EXPECT_EQ(code({{.slot = 0, .position = 0, .token = 1},
+                  {.slot = 1, .position = 0, .token = 1},
+                  {.slot = 0, .position = 1, .token = 1}}),
+            StatusCode::kInvalidArgument);  // not adjacent
   engine->Commit(0, 1);
-  EXPECT_EQ(code({{.slot = 0, .position = 1, .token = 5}}), StatusCode::kInvalidArgument);            // never computed
+  EXPECT_EQ(code({{.slot = 0, .position = 1, .token = 5}}),
+            StatusCode::kInvalidArgument);  // never computed
   engine->Commit(0, 0);
   EXPECT_TRUE(RunRows(*engine, {{.slot = 0, .position = 0, .token = 5}}).ok());
 }

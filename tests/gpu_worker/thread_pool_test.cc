@@ -1,4 +1,5 @@
-// Every unit of every job runs exactly once and is finished when ParallelFor returns, for any number of active threads.
+// Every unit of every job runs exactly once and is finished when ParallelFor returns, for any
+// number of active threads.
 #include "gpu_worker/thread_pool.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,8 @@ TEST(ThreadPool, RunsEveryUnitOnce) {
   for (uint32_t job = 0; job < 3000; ++job) {
     pool.SetActive(job % 5);
     const uint32_t units = job % 97;
-    std::vector<uint32_t> runs(units, 0);  // plain integers: a unit run twice or late would be a data race as well
+    std::vector<uint32_t> runs(
+        units, 0);  // plain integers: a unit run twice or late would be a data race as well
     pool.ParallelFor(units, [&](uint32_t unit, uint32_t thread) {
       ASSERT_LT(thread, 4u);
       ++runs[unit];
@@ -25,7 +27,8 @@ TEST(ThreadPool, RunsEveryUnitOnce) {
 TEST(ThreadPool, ShortJobsStayOnTheCaller) {
   ThreadPool pool(4);
   uint32_t threads_used = 0;
-  pool.ParallelFor(64, uint64_t{1000}, [&](uint32_t, uint32_t thread) { threads_used |= 1u << thread; });
+  pool.ParallelFor(64, uint64_t{1000},
+                   [&](uint32_t, uint32_t thread) { threads_used |= 1u << thread; });
   EXPECT_EQ(threads_used, 1u);
 }
 

@@ -15,7 +15,8 @@ constexpr size_t kEndBytes = 22, kEntryBytes = 46, kLocalBytes = 30;
 
 uint64_t Little(const std::vector<uint8_t>& b, size_t at, size_t n) {
   uint64_t v = 0;
-  for (size_t i = 0; i < n && at + i < b.size(); ++i) v |= static_cast<uint64_t>(b[at + i]) << (8 * i);
+  for (size_t i = 0; i < n && at + i < b.size(); ++i)
+    v |= static_cast<uint64_t>(b[at + i]) << (8 * i);
   return v;
 }
 
@@ -29,20 +30,23 @@ StatusOr<std::vector<uint8_t>> Inflate(const uint8_t* in, size_t n, size_t size)
   z.avail_out = static_cast<uInt>(size);
   const int rc = inflate(&z, Z_FINISH);
   inflateEnd(&z);
-  if (rc != Z_STREAM_END || z.avail_out != 0) return InvalidArgument("deflated member is damaged (zlib {})", rc);
+  if (rc != Z_STREAM_END || z.avail_out != 0)
+    return InvalidArgument("deflated member is damaged (zlib {})", rc);
   return out;
 }
 
 // {'descr': '<f4', 'fortran_order': False, 'shape': (3, 10), }
 StatusOr<NpyArray> ParseNpy(const std::vector<uint8_t>& b) {
-  if (b.size() < 12 || std::memcmp(b.data(), "\x93NUMPY", 6) != 0) return InvalidArgument("member is no .npy array");
+  if (b.size() < 12 || std::memcmp(b.data(), "\x93NUMPY", 6) != 0)
+    return InvalidArgument("member is no .npy array");
   const size_t length_bytes = b[6] == 1 ? 2 : 4, header_at = 8 + length_bytes;
   const size_t header_size = Little(b, 8, length_bytes);
   if (header_at + header_size > b.size()) return InvalidArgument(".npy header is cut");
   const std::string header(b.begin() + header_at, b.begin() + header_at + header_size);
   NpyArray a;
   const size_t descr = header.find("'descr': '"), shape = header.find("'shape': (");
-  if (descr == std::string::npos || shape == std::string::npos || header.find("'fortran_order': False") == std::string::npos) {
+  if (descr == std::string::npos || shape == std::string::npos ||
+      header.find("'fortran_order': False") == std::string::npos) {
     return InvalidArgument(".npy header not understood: {}", header);
   }
   a.dtype = header.substr(descr + 10, header.find('\'', descr + 10) - descr - 10);
@@ -58,7 +62,9 @@ StatusOr<NpyArray> ParseNpy(const std::vector<uint8_t>& b) {
   }
   a.bytes.assign(b.begin() + header_at + header_size, b.end());
   const uint64_t item = static_cast<uint64_t>(a.dtype.back() - '0');
-  if (a.bytes.size() != a.size() * item) return InvalidArgument(".npy data has {} bytes, shape wants {}", a.bytes.size(), a.size() * item);
+  if (a.bytes.size() != a.size() * item)
+    return InvalidArgument(".npy data has {} bytes, shape wants {}", a.bytes.size(),
+                           a.size() * item);
   return a;
 }
 
@@ -96,7 +102,8 @@ std::vector<int64_t> NpyArray::Ints() const { return As<int64_t>(*this); }
 StatusOr<std::map<std::string, NpyArray>> ReadNpz(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return NotFound("cannot open {}", path);
-  const std::vector<uint8_t> b((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::vector<uint8_t> b((std::istreambuf_iterator<char>(file)),
+                               std::istreambuf_iterator<char>());
   if (b.size() < kEndBytes) return InvalidArgument("{} is no zip archive", path);
   size_t end = b.size() - kEndBytes;
   while (end > 0 && Little(b, end, 4) != kEndOfDirectory) --end;
@@ -104,8 +111,10 @@ StatusOr<std::map<std::string, NpyArray>> ReadNpz(const std::string& path) {
   std::map<std::string, NpyArray> arrays;
   size_t at = Little(b, end + 16, 4);
   for (uint64_t i = 0; i < Little(b, end + 10, 2); ++i) {
-    if (at + kEntryBytes > b.size() || Little(b, at, 4) != kDirectoryEntry) return InvalidArgument("{}: zip directory is damaged", path);
-    const uint64_t method = Little(b, at + 10, 2), packed = Little(b, at + 20, 4), size = Little(b, at + 24, 4);
+    if (at + kEntryBytes > b.size() || Little(b, at, 4) != kDirectoryEntry)
+      return InvalidArgument("{}: zip directory is damaged", path);
+    const uint64_t method = Little(b, at + 10, 2), packed = Little(b, at + 20, 4),
+                   size = Little(b, at + 24, 4);
     const uint64_t name_size = Little(b, at + 28, 2), local = Little(b, at + 42, 4);
     const std::string name(b.begin() + at + kEntryBytes, b.begin() + at + kEntryBytes + name_size);
     at += kEntryBytes + name_size + Little(b, at + 30, 2) + Little(b, at + 32, 2);

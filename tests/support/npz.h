@@ -1,5 +1,6 @@
-// Reader of NumPy .npz archives (zip members stored or deflated, each a little-endian .npy array in C order): how the golden
-// files of the reference implementation are kept. Test code: trusts the files, but fails with a message instead of crashing.
+// Reader of NumPy .npz archives (zip members stored or deflated, each a little-endian .npy array in
+// C order): how the golden files of the reference implementation are kept. Test code: trusts the
+// files, but fails with a message instead of crashing.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 namespace lode::testing {
 
 struct NpyArray {
-  std::string dtype;             // "<f4", "<i4", "|u1", "<u2", ...
+  std::string dtype;  // "<f4", "<i4", "|u1", "<u2", ...
   std::vector<uint64_t> shape;
   std::vector<uint8_t> bytes;
 
