@@ -12,6 +12,10 @@ namespace {
 // below a layer's time it would be waste, far above it the worker would spin into the pause between
 // windows.
 constexpr uint64_t kPollSliceNs = 200'000;
+// A window that rings nothing for this long belongs to a GPU worker that hangs or died: look every
+// millisecond instead of burning the cores that its successor needs to load.
+constexpr uint64_t kQuietNs = 100'000'000;
+constexpr uint64_t kQuietPollNs = 1'000'000;
 constexpr double kNsPerSecond = 1e9;
 
 ExpertRunnerOptions RunnerOptions(const WorkerLoopOptions& options, const std::atomic<bool>& stop) {
@@ -63,16 +67,22 @@ void WorkerLoop::Run() {
 }
 
 void WorkerLoop::ServeOpenWindow(uint64_t epoch) {
+  uint64_t last_ring = NowNs();
   while (!stop_.load(std::memory_order_relaxed)) {
     const uint64_t now = NowNs();
     if (options_.bell_never_wakes) {
-      WaitChange(header_->bell, answered_, {kPollSliceNs, now + kPollSliceNs});
+      const bool quiet = now - last_ring > kQuietNs;
+      WaitChange(header_->bell, answered_,
+                 {quiet ? 0 : kPollSliceNs, now + (quiet ? kQuietPollNs : kPollSliceNs)});
     } else {
       // Asleep at the end of a window we notice it one slice late, which costs nothing: the next
       // job's ring wakes us as well.
       WaitChange(header_->bell, answered_, {options_.spin_ns, now + kWaitSliceNs});
     }
-    if (PollBell()) continue;
+    if (PollBell()) {
+      last_ring = NowNs();
+      continue;
+    }
     if (header_->window_epoch.value.load(std::memory_order_relaxed) != epoch)
       return;  // no data hangs on it
   }

@@ -95,6 +95,25 @@ TEST(CpuWorkerBits, ActiveThreadsChangePerJob) {
   for (uint32_t threads : {1u, 4u, 2u, 3u, 0u, 99u}) RunWindows(&h, 2, threads);
 }
 
+// A bell that is stored by a GPU, without a wake: workers poll it, also after a quiet time.
+TEST(CpuWorkerBits, BellWithoutWakes) {
+  ExchangeHarness h(kDemoModel, 2);
+  LoadPlan plan = h.Plan(2);
+  plan.device = "cuda";
+  for (uint32_t i = 0; i < 2; ++i) h.StartWorker(i, plan);
+  h.OpenWindow(1);
+  for (uint32_t layer = 0; layer < 4; ++layer) {
+    const Routing routing = h.RandomRouting(layer, 2, 1);
+    const auto x = h.RandomActivations(2, layer);
+    const ExpertJob job = h.MakeJob(layer, routing, x);
+    if (layer == 2) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    std::memcpy(&h.header().jobs[layer & 1], &job, sizeof(job));
+    h.header().bell.value.store(job.tag, std::memory_order_release);
+    for (uint32_t i = 0; i < 2; ++i) ASSERT_TRUE(h.WaitAck(i, job.tag));
+    h.ExpectResults(job, routing, x);
+  }
+}
+
 // A worker with no rows of its own (more workers than rows of a matrix part) still flags and
 // acknowledges.
 TEST(CpuWorkerBits, MoreWorkersThanBlocksOfRows) {
