@@ -22,6 +22,8 @@ using canonical::FromBits;
 using canonical::Mul;
 using canonical::Sub;
 
+using Candidate = SamplerCandidate;
+
 const float kNegInf = FromBits(0xff800000u);
 
 float Clean(float logit) { return logit != logit ? kNegInf : logit; }
@@ -33,19 +35,11 @@ uint64_t KeyOf(float logit, uint32_t id) {
   return (static_cast<uint64_t>(ordered) << 32) | (0xffffffffu - id);
 }
 uint32_t IdOf(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }
-float LogitOf(uint64_t key) {
-  const uint32_t ordered = static_cast<uint32_t>(key >> 32);
-  return FromBits(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
-}
-
-// Probability relative to the best one (whose x is 0), 32 fraction bits, rounded; <= 2^32, so sums over 2^20 tokens stay
-// below 2^52.
-constexpr float kWeightOne = 4294967296.0f;
-uint64_t WeightOf(float x) { return static_cast<uint64_t>(Add(Mul(Exp(x), kWeightOne), 0.5f)); }
+constexpr float kWeightOne = 4294967296.0f;  // 32 fraction bits
 
 // The key at which the weights, summed from the largest key downwards, first reach `target` (>= 1, <= their sum).
 // Eight bits of the key per step: histogram, walk down, go on inside the bucket where the sum crosses.
-template <class Candidate, class Weight>
+template <class Weight>
 uint64_t CutKey(std::span<const Candidate> candidates, uint64_t target, Weight weight) {
   uint64_t prefix = 0, mask = 0;
   for (int shift = 56; shift >= 0; shift -= 8) {
@@ -103,28 +97,34 @@ int32_t Best(std::span<const float> logits) {
   return best;
 }
 
-// A Gumbel variate lies in (-2.82, 16.64): its uniform has 24 bits. A token this far below the best one (x = 0) can never win,
-// so leaving it out changes nothing but the time.
-constexpr float kGumbelReach = 20.0f;
+// The draw: argmax of x + Gumbel. A token can win only if its Gumbel variate exceeds t = best - x, that is, if 1 - u < exp(-t) for its
+// uniform u. That test costs a Philox and a compare; the margin of 1 % covers every rounding of both sides many times, so the full
+// variate is computed for the few tokens that might win and the result is the plain argmax, bit for bit.
+constexpr float kGumbelMargin = 1.01f;
 
-template <class Candidate>
 int32_t GumbelDraw(std::span<const Candidate> candidates, const PickInput& in) {
-  float best_value = kNegInf;
+  const SamplingPlan& s = *in.sampling;
+  float best_value = kNegInf, reach = 0;
   uint32_t best = IdOf(candidates[0].key);
+  bool any = false;
   for (const Candidate& c : candidates) {
-    const float x = LogitOf(c.key);
-    if (x < -kGumbelReach) continue;
     const uint32_t id = IdOf(c.key);
-    const float value = Add(x, canonical::Gumbel(in.sampling->seed, in.position, id, in.sampling->stream));
-    if (value > best_value || (value == best_value && id < best)) {
-      best_value = value;
-      best = id;
+    if (any) {
+      // Weights are rounded to units: one more keeps the bound an upper one.
+      const float p = Mul(static_cast<float>(static_cast<int64_t>(c.weight + 1)), 1.0f / kWeightOne);
+      const uint32_t bits = canonical::Philox(s.seed, (static_cast<uint64_t>(in.position) << 32) | id, s.stream).v[0];
+      if (Sub(1.0f, canonical::UniformOpen(bits)) > Mul(p, reach)) continue;
     }
+    const float value = Add(ValueOfKey(c.key), canonical::Gumbel(s.seed, in.position, id, s.stream));
+    if (any && !(value > best_value || (value == best_value && id < best))) continue;
+    any = true;
+    best_value = value;
+    best = id;
+    reach = Mul(Exp(-best_value), kGumbelMargin);
   }
   return static_cast<int32_t>(best);
 }
 
-template <class Candidate>
 size_t KeepFrom(std::span<Candidate> candidates, uint64_t cut) {
   const auto end = std::remove_if(candidates.begin(), candidates.end(), [&](const Candidate& c) { return c.key < cut; });
   return static_cast<size_t>(end - candidates.begin());
@@ -143,7 +143,6 @@ uint64_t TopPTarget(float top_p, uint64_t total) {
 SamplerScratch::SamplerScratch(uint32_t vocab) : logits_(vocab), counts_(vocab, 0), candidates_(vocab) {}
 
 int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
-  using Candidate = SamplerScratch::Candidate;
   const uint32_t vocab = static_cast<uint32_t>(in.logits.size());
   LODE_CHECK(vocab > 0 && vocab <= scratch->logits_.size(), "{} logits in a scratch of {}", vocab, scratch->logits_.size());
   const SamplingPlan& s = *in.sampling;
@@ -174,12 +173,13 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
 
   // 4. top-k, top-p, min-p
   if (s.top_k > 0 && s.top_k < n) {
-    n = KeepFrom(alive(), CutKey<Candidate>(alive(), s.top_k, [](const Candidate&) { return uint64_t{1}; }));
+    n = KeepFrom(alive(), CutKey(alive(), s.top_k, [](const Candidate&) { return uint64_t{1}; }));
   }
   uint64_t total = 0;
-  for (Candidate& c : alive()) total += c.weight = WeightOf(LogitOf(c.key));
+  GetSamplerMath().fill_weights(scratch->candidates_.data(), n);
+  for (const Candidate& c : alive()) total += c.weight;
   if (s.top_p < 1.0f) {
-    n = KeepFrom(alive(), CutKey<Candidate>(alive(), TopPTarget(s.top_p, total), [](const Candidate& c) { return c.weight; }));
+    n = KeepFrom(alive(), CutKey(alive(), TopPTarget(s.top_p, total), [](const Candidate& c) { return c.weight; }));
   }
   if (s.min_p > 0.0f) {
     const uint64_t floor = static_cast<uint64_t>(Mul(s.min_p, kWeightOne));
@@ -188,7 +188,7 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
   }
 
   // 5. the draw
-  return GumbelDraw<Candidate>(alive(), in);
+  return GumbelDraw(alive(), in);
 }
 
 int32_t ArgmaxLogit(std::span<const float> logits) { return std::max(Best(logits), 0); }
@@ -199,16 +199,12 @@ LogNormalizer Normalize(std::span<const float> logits) {
   LogNormalizer norm{kNegInf, 0};
   for (const float l : logits) norm.max = canonical::Max(norm.max, l);
   float partials[canonical::kPartials] = {};
-  for (size_t i = 0; i < logits.size(); ++i) {
-    float& p = partials[i % canonical::kPartials];
-    p = Add(p, Exp(Sub(Clean(logits[i]), norm.max)));
-  }
+  GetSamplerMath().add_exp(logits.data(), logits.size(), norm.max, partials);
   norm.log_sum = canonical::Log(canonical::JoinPartials(partials));
   return norm;
 }
 
 void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratch, TopLogprob* top) {
-  using Candidate = SamplerScratch::Candidate;
   n = std::min<uint32_t>(n, static_cast<uint32_t>(logits.size()));
   const LogNormalizer norm = Normalize(logits);
   for (uint32_t id = 0; id < logits.size(); ++id) scratch->candidates_[id].key = KeyOf(Clean(logits[id]), id);

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "gpu_worker/sampler_math.h"
 #include "shared/wire/window_plan.h"
 #include "shared/wire/window_result.h"
 
@@ -33,13 +34,9 @@ class SamplerScratch {
  private:
   friend int32_t PickToken(const PickInput& input, SamplerScratch* scratch);
   friend void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratch, TopLogprob* top);
-  struct Candidate {
-    uint64_t key;     // falling logit, then rising id, as one falling integer
-    uint64_t weight;  // probability relative to the best one, 32 fraction bits
-  };
   std::vector<float> logits_;           // [vocab] after bias, mask and penalties
   std::vector<uint32_t> counts_;        // [vocab] all zero between calls
-  std::vector<Candidate> candidates_;   // [vocab]
+  std::vector<SamplerCandidate> candidates_;  // [vocab]
 };
 
 // The pick. Always an id in [0, vocab): NaN counts as -inf; with nothing finite left, the lowest allowed id (0 when none is).

@@ -161,7 +161,6 @@ TEST_F(WorkerLoopTest, TextDoesNotDependOnTunables) {
 }
 
 TEST_F(WorkerLoopTest, DraftsAreProposedByEqualityAndLeaveNoTrace) {
-  sampling_.temperature = 0;
   const Text plain = Generate(8);
   ++epoch_;
   // The prompt's last token and three drafts of which two are right; then the right ones are committed.

@@ -1,0 +1,33 @@
+// The two loops of the sampler that take an exponential per token of the vocabulary, compiled twice: for every x86-64, and with
+// AVX2 and FMA (canonical::Fma is emulated without the instruction: 20 times slower, same bits). Chosen once by CPUID.
+// Used by sampler.cc only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/canonical.h"
+
+namespace lode {
+
+struct SamplerCandidate {
+  uint64_t key;     // falling value, then rising id, as one falling integer
+  uint64_t weight;  // probability relative to the best one, 32 fraction bits
+};
+
+struct SamplerMath {
+  // partials[i % 32] += exp(logits[i] - max), i ascending; NaN counts as -inf.
+  void (*add_exp)(const float* logits, size_t n, float max, float* partials);
+  // weight = exp(value of key) * 2^32, rounded; values are <= 0.
+  void (*fill_weights)(SamplerCandidate* candidates, size_t n);
+};
+const SamplerMath& GetSamplerMath();
+extern const SamplerMath kSamplerMathBase, kSamplerMathFma;
+
+// The value inside a key.
+LODE_FN float ValueOfKey(uint64_t key) {
+  const uint32_t ordered = static_cast<uint32_t>(key >> 32);
+  return canonical::FromBits(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+
+}  // namespace lode
