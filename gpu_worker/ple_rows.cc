@@ -73,11 +73,13 @@ void PleReader::Start(std::span<const int32_t> contexts, uint32_t n_rows) {
                     &numbers_[(p * n_rows + r) * heads]);
     }
   }
-  const std::lock_guard lock(mutex_);
-  LODE_CHECK(!pending_, "the last n-gram read has not ended");
-  pending_ = true;
-  result_ = OkStatus();
-  changed_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    LODE_CHECK(!pending_, "the last n-gram read has not ended");
+    pending_ = true;
+    result_ = OkStatus();
+  }
+  changed_.notify_all();  // without the lock: the woken thread would run into it at once
 }
 
 Status PleReader::Await() {
