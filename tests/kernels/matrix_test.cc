@@ -203,6 +203,42 @@ TEST_P(EveryQuantizedFormat, ScalesThatAreNotFiniteStayNotFinite) {
   }
 }
 
+// Integer sums at their limits: every code byte equal, every activation +-127. Nothing may
+// saturate.
+TEST_P(EveryQuantizedFormat, LargestSumsAreExact) {
+  const Format format = GetParam();
+  const FormatInfo& info = Info(format);
+  const uint32_t cols = 2 * info.block_len, n_rows = 17;
+  const size_t row_bytes = RowBytes(format, cols);
+  for (int fill : {0xff, 0x80, 0x7f, 0x00, 0xf0, 0x0f}) {
+    std::vector<uint8_t> w(n_rows * row_bytes, static_cast<uint8_t>(fill));
+    for (size_t b = 0; b < w.size(); b += info.block_bytes) {
+      Put16(&w[b], 0x3c00);  // 1.0
+      if (format == Format::kQ4_K || format == Format::kQ5_1) Put16(&w[b + 2], 0x3c00);
+    }
+    for (int sign_pattern : {0, 1, 2}) {
+      std::vector<float> x(cols);
+      for (uint32_t i = 0; i < cols; ++i)
+        x[i] = sign_pattern == 0 || (sign_pattern == 1 && i % 2) ? 127.0f : -127.0f;
+      const reference::QuantizedRow q = reference::Quantize(x, info.act_block_len);
+      const ActRow acts[] = {AsActRow(q, x), AsActRow(q, x)};
+      for (const KernelTable* table : RunnableTables()) {
+        std::vector<float> y(n_rows), y2(n_rows);
+        float* out[] = {y.data(), y2.data()};
+        for (uint32_t n_acts : {1u, 2u}) {
+          table->mat[static_cast<size_t>(format)](
+              {w.data(), row_bytes, n_rows, cols, acts, n_acts, out});
+          for (uint32_t r = 0; r < n_rows; ++r) {
+            const float want = reference::QuantizedDot(format, &w[r * row_bytes], q, cols);
+            ASSERT_EQ(Bits(y[r]), Bits(want)) << table->name << " bytes " << fill << " row " << r;
+            if (n_acts == 2) ASSERT_EQ(Bits(y2[r]), Bits(want)) << table->name;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Mutations: the comparison above must notice the smallest possible mistakes.
 TEST_P(EveryFormat, OneFlippedCodeBitIsNoticed) {
   const Format format = GetParam();
