@@ -231,7 +231,9 @@ TEST_P(EveryQuantizedFormat, LargestSumsAreExact) {
           for (uint32_t r = 0; r < n_rows; ++r) {
             const float want = reference::QuantizedDot(format, &w[r * row_bytes], q, cols);
             ASSERT_EQ(Bits(y[r]), Bits(want)) << table->name << " bytes " << fill << " row " << r;
-            if (n_acts == 2) ASSERT_EQ(Bits(y2[r]), Bits(want)) << table->name;
+            if (n_acts == 2) {
+              ASSERT_EQ(Bits(y2[r]), Bits(want)) << table->name;
+            }
           }
         }
       }
