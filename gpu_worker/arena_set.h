@@ -1,6 +1,7 @@
-// The expert weights as the GPU worker sees them: read-only maps of every node's arena. An expert's matrix is one piece per node
-// (its rows); the pull lane computes straight on the pieces, the VRAM tier copies them into one contiguous slot [gate | up | down].
-// Immutable after construction, any thread. Used by expert_tier and cpu_lanes.
+// The expert weights as the GPU worker sees them: read-only maps of every node's arena. An expert's
+// matrix is one piece per node (its rows); the pull lane computes straight on the pieces, the VRAM
+// tier copies them into one contiguous slot [gate | up | down]. Immutable after construction, any
+// thread. Used by expert_tier and cpu_lanes.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,8 @@ struct MatrixShape {
 
 class ArenaSet {
  public:
-  // layouts[n] describes the arena at data[n] (its first byte, header included); data outlives this object.
+  // layouts[n] describes the arena at data[n] (its first byte, header included); data outlives this
+  // object.
   ArenaSet(std::vector<ArenaLayout> layouts, std::vector<const uint8_t*> data);
 
   uint32_t layers() const { return static_cast<uint32_t>(layouts_[0].layers.size()); }
@@ -38,7 +40,8 @@ class ArenaSet {
   }
   uint64_t slot_bytes(uint32_t layer) const { return slot_bytes_[layer]; }
   const std::vector<uint64_t>& all_slot_bytes() const { return slot_bytes_; }  // [layer]
-  uint64_t weight_bytes(uint32_t layer) const;  // of one expert, without alignment: what a lane reads
+  uint64_t weight_bytes(
+      uint32_t layer) const;  // of one expert, without alignment: what a lane reads
 
   // Rows of the matrix that node n holds, and where its first one lies.
   RowRange rows(uint32_t node, Matrix matrix) const {
@@ -49,15 +52,16 @@ class ArenaSet {
   // Assembles an expert in `slot` (slot_bytes(layer) bytes); alignment gaps are left alone.
   void CopyExpert(uint32_t layer, uint32_t expert, uint8_t* slot) const;
 
-  // Experts whose bytes every node has finished: the smallest count over the nodes, and the number that means all.
+  // Experts whose bytes every node has finished: the smallest count over the nodes, and the number
+  // that means all.
   uint64_t complete() const;
   uint64_t complete_all() const { return static_cast<uint64_t>(layers()) * experts(); }
 
  private:
-  std::vector<ArenaLayout> layouts_;     // [node]
-  std::vector<const uint8_t*> data_;     // [node]
-  std::vector<MatrixShape> shapes_;      // [layer][matrix]
-  std::vector<uint64_t> slot_bytes_;     // [layer]
+  std::vector<ArenaLayout> layouts_;  // [node]
+  std::vector<const uint8_t*> data_;  // [node]
+  std::vector<MatrixShape> shapes_;   // [layer][matrix]
+  std::vector<uint64_t> slot_bytes_;  // [layer]
 };
 
 }  // namespace lode

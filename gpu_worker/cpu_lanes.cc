@@ -1,5 +1,6 @@
-// Lanes in phases: activations | plan | bell | pulls: gate+up, swiglu and requantise, down | hits: the same | wait.
-// Rows of a matrix are cut into chunks for the pool; a pull reads each chunk from the node arenas that hold its rows.
+// Lanes in phases: activations | plan | bell | pulls: gate+up, swiglu and requantise, down | hits:
+// the same | wait. Rows of a matrix are cut into chunks for the pool; a pull reads each chunk from
+// the node arenas that hold its rows.
 #include "gpu_worker/cpu_lanes.h"
 
 #include <algorithm>
@@ -13,7 +14,8 @@
 namespace lode {
 namespace {
 
-// Matrix rows per unit of the pool: 64 rows of the flagship's gate are 37-120 KiB, about 10 us of one core.
+// Matrix rows per unit of the pool: 64 rows of the flagship's gate are 37-120 KiB, about 10 us of
+// one core.
 constexpr uint32_t kChunkRows = 64;
 // A sleeping wait looks at the abort word this often.
 constexpr uint64_t kAbortCheckNs = 1'000'000;
@@ -54,7 +56,7 @@ MatFn Product(const KernelTable& table, Format format, bool float_reference) {
 struct CpuLanes::Vector {
   uint32_t expert;  // index into the plan
   uint32_t row;
-  uint32_t index;   // (row, order)
+  uint32_t index;  // (row, order)
 };
 
 struct CpuLanes::Scratch {
@@ -64,22 +66,28 @@ struct CpuLanes::Scratch {
   // [vector index][width]; gate becomes the hidden vector.
   std::vector<float> gate, up;
   size_t quantised_stride = 0;
-  std::vector<uint8_t> quantised;      // [vector index] hidden vector in the form of the down matrix
-  std::vector<float> results[2];       // [parity][vector index][hidden]
+  std::vector<uint8_t> quantised;  // [vector index] hidden vector in the form of the down matrix
+  std::vector<float> results[2];   // [parity][vector index][hidden]
 };
 
 const char* LaneErrorText(LaneError error) {
   switch (error) {
-    case LaneError::kAbortWord: return "the daemon declared the window void";
-    case LaneError::kNoProgress: return "no progress";
-    case LaneError::kTooLong: return "progress, but too slow";
-    case LaneError::kPeerTimeout: return "it gave up waiting for another worker";
-    case LaneError::kBadJob: return "it refused the job";
+    case LaneError::kAbortWord:
+      return "the daemon declared the window void";
+    case LaneError::kNoProgress:
+      return "no progress";
+    case LaneError::kTooLong:
+      return "progress, but too slow";
+    case LaneError::kPeerTimeout:
+      return "it gave up waiting for another worker";
+    case LaneError::kBadJob:
+      return "it refused the job";
   }
   return "unknown";
 }
 
-CpuLanes::CpuLanes(const LanesOptions& options, const ArenaSet& arenas, ExpertTier* tier, uint8_t* exchange, HostPool* pool)
+CpuLanes::CpuLanes(const LanesOptions& options, const ArenaSet& arenas, ExpertTier* tier,
+                   uint8_t* exchange, HostPool* pool)
     : options_(options),
       arenas_(arenas),
       tier_(tier),
@@ -92,7 +100,8 @@ CpuLanes::CpuLanes(const LanesOptions& options, const ArenaSet& arenas, ExpertTi
   const size_t vectors = layout_.vectors();
   size_t stride = 0;
   for (const uint32_t block : kActBlocks) {
-    if (arenas.width() % block == 0) stride = std::max(stride, ActLayout{arenas.width(), block}.bytes());
+    if (arenas.width() % block == 0)
+      stride = std::max(stride, ActLayout{arenas.width(), block}.bytes());
   }
   Scratch& s = *scratch_;
   s.experts.reserve(kJobExpertsMax);
@@ -114,7 +123,8 @@ uint8_t* CpuLanes::ActSlot(uint32_t parity, uint32_t row) const {
   return exchange_ + layout_.acts_offset(parity) + row * layout_.act_row_bytes();
 }
 float* CpuLanes::WorkerResult(uint32_t parity, uint32_t index) const {
-  return reinterpret_cast<float*>(exchange_ + layout_.result_offset(parity)) + static_cast<size_t>(index) * arenas_.hidden();
+  return reinterpret_cast<float*>(exchange_ + layout_.result_offset(parity)) +
+         static_cast<size_t>(index) * arenas_.hidden();
 }
 
 void CpuLanes::BeginWindow(const LanesWindow& window) {
@@ -143,21 +153,24 @@ void CpuLanes::EndWindow() {
 }
 
 void CpuLanes::WorkerReplaced(uint32_t worker) {
-  if (worker < arenas_.nodes()) worker_busy_ns_[worker] = header_->workers[worker].busy_ns.load(std::memory_order_relaxed);
+  if (worker < arenas_.nodes())
+    worker_busy_ns_[worker] = header_->workers[worker].busy_ns.load(std::memory_order_relaxed);
 }
 
 bool CpuLanes::Aborted() const {
   return header_->abort_window.load(std::memory_order_acquire) >= window_.window;
 }
 
-WindowOutcome CpuLanes::Failure(WindowStatus status, uint32_t layer, uint32_t row, uint32_t worker, uint32_t detail) const {
+WindowOutcome CpuLanes::Failure(WindowStatus status, uint32_t layer, uint32_t row, uint32_t worker,
+                                uint32_t detail) const {
   WindowOutcome outcome;
   outcome.status = status;
   outcome.error = {layer, row, worker, detail};
   return outcome;
 }
 
-// f32 always (workers exchange and requantise in float, float formats read it); each quantised form that gate or up needs.
+// f32 always (workers exchange and requantise in float, float formats read it); each quantised form
+// that gate or up needs.
 WindowOutcome CpuLanes::FillActivations(uint32_t layer, const float* x, uint32_t n_rows) {
   const uint32_t hidden = arenas_.hidden(), parity = layer & 1;
   uint32_t forms = 0;
@@ -174,9 +187,10 @@ WindowOutcome CpuLanes::FillActivations(uint32_t layer, const float* x, uint32_t
       if (!(forms >> form & 1)) continue;
       const ActLayout act{hidden, kActBlocks[form - 1]};
       uint8_t* base = slot + layout_.form_offset(form);
-      finite &= window_.kernels->quantize(in, hidden, act.block_len, reinterpret_cast<int8_t*>(base),
-                                          reinterpret_cast<float*>(base + act.d_offset()),
-                                          reinterpret_cast<int16_t*>(base + act.sum16_offset()));
+      finite &=
+          window_.kernels->quantize(in, hidden, act.block_len, reinterpret_cast<int8_t*>(base),
+                                    reinterpret_cast<float*>(base + act.d_offset()),
+                                    reinterpret_cast<int16_t*>(base + act.sum16_offset()));
     }
     if (!finite) KeepLowest(&bad_row, row);
   });
@@ -209,7 +223,9 @@ void CpuLanes::Publish(uint32_t layer, uint32_t n_rows) {
     std::memcpy(out.order, e.order, sizeof(out.order));
   }
   LODE_FAULT("gpu_worker.before_bell");
-  lode::Publish(header_->bell, job.tag);  // release: pairs with the workers' acquire; the job and activations are complete
+  lode::Publish(
+      header_->bell,
+      job.tag);  // release: pairs with the workers' acquire; the job and activations are complete
   LODE_FAULT("gpu_worker.after_bell");
 }
 
@@ -227,14 +243,16 @@ void CpuLanes::CountPlan(uint32_t layer) {
   }
 }
 
-WindowOutcome CpuLanes::Start(uint32_t layer, const float* x, uint32_t n_rows, const RoutedRow* routed) {
+WindowOutcome CpuLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
+                              const RoutedRow* routed) {
   const uint32_t parity = layer & 1;
   tags_[parity] = 0;
   header_->gpu_heartbeat.fetch_add(1, std::memory_order_relaxed);
   if (WindowOutcome outcome = FillActivations(layer, x, n_rows); !outcome.ok()) return outcome;
 
   ExpertPlan& plan = plans_[parity];
-  PlanExperts(routed, n_rows, options_.experts_used, tier_ ? tier_->residency(layer) : none_resident_.data(), window_.share_256,
+  PlanExperts(routed, n_rows, options_.experts_used,
+              tier_ ? tier_->residency(layer) : none_resident_.data(), window_.share_256,
               window_.cpu_lane_down, &plan);
   if (tier_) tier_->Count(layer, routed, n_rows, options_.experts_used);
   CountPlan(layer);
@@ -243,9 +261,10 @@ WindowOutcome CpuLanes::Start(uint32_t layer, const float* x, uint32_t n_rows, c
     for (uint32_t row = 0; row < n_rows; ++row) {
       if (!(e.rows >> row & 1)) continue;
       const uint32_t index = VectorIndex(row, e.order[row]);
-      results_[parity][index] = e.lane == static_cast<uint32_t>(Lane::kCpu)
-                                    ? WorkerResult(parity, index)
-                                    : &scratch_->results[parity][static_cast<size_t>(index) * arenas_.hidden()];
+      results_[parity][index] =
+          e.lane == static_cast<uint32_t>(Lane::kCpu)
+              ? WorkerResult(parity, index)
+              : &scratch_->results[parity][static_cast<size_t>(index) * arenas_.hidden()];
     }
   }
   if (plan.n_by_lane[static_cast<uint32_t>(Lane::kCpu)] > 0) Publish(layer, n_rows);
@@ -276,10 +295,10 @@ void CpuLanes::CollectVectors(uint32_t layer, Lane lane) {
   s.first_vector.push_back(static_cast<uint32_t>(s.vectors.size()));
 }
 
-// Rows [rows.begin, rows.end) of one matrix: one piece in a VRAM slot, or the parts of every node arena that holds some of them.
-// out[a] points at row 0.
-void CpuLanes::Multiply(uint32_t layer, const PlannedExpert& expert, Matrix matrix, RowRange rows, const ActRow* acts,
-                        float* const* out) {
+// Rows [rows.begin, rows.end) of one matrix: one piece in a VRAM slot, or the parts of every node
+// arena that holds some of them. out[a] points at row 0.
+void CpuLanes::Multiply(uint32_t layer, const PlannedExpert& expert, Matrix matrix, RowRange rows,
+                        const ActRow* acts, float* const* out) {
   const MatrixShape& shape = arenas_.shape(layer, matrix);
   const MatFn product = Product(*window_.kernels, shape.format, options_.float_reference);
   const uint32_t n_acts = static_cast<uint32_t>(__builtin_popcount(expert.rows));
@@ -319,17 +338,20 @@ WindowOutcome CpuLanes::RunLane(uint32_t layer, Lane lane) {
       acts[a] = act_of(s.vectors[first + a]);
       out[a] = out_of(s.vectors[first + a]);
     }
-    const uint32_t begin = chunk * kChunkRows, end = std::min(begin + kChunkRows, arenas_.shape(layer, matrix).rows);
+    const uint32_t begin = chunk * kChunkRows,
+                   end = std::min(begin + kChunkRows, arenas_.shape(layer, matrix).rows);
     Multiply(layer, plan.experts[s.experts[entry]], matrix, {begin, end}, acts, out);
   };
 
-  // 1. gate and up, from the activations in the exchange (written by this thread; nobody else writes them)
+  // 1. gate and up, from the activations in the exchange (written by this thread; nobody else
+  // writes them)
   const auto input_act = [&](Matrix matrix) {
     const uint32_t form = FormOf(arenas_.shape(layer, matrix).format, options_.float_reference);
     return [&, form](const Vector& v) {
       const uint8_t* slot = ActSlot(parity, v.row);
       ActRow act;
-      if (form > 0) act = ActRowAt(slot + layout_.form_offset(form), ActLayout{hidden, kActBlocks[form - 1]});
+      if (form > 0)
+        act = ActRowAt(slot + layout_.form_offset(form), ActLayout{hidden, kActBlocks[form - 1]});
       act.f = reinterpret_cast<const float*>(slot);
       return act;
     };
@@ -345,7 +367,8 @@ WindowOutcome CpuLanes::RunLane(uint32_t layer, Lane lane) {
   });
 
   // 2. silu(gate) * up, then the form of the down matrix
-  const uint32_t form = FormOf(arenas_.shape(layer, Matrix::kDown).format, options_.float_reference);
+  const uint32_t form =
+      FormOf(arenas_.shape(layer, Matrix::kDown).format, options_.float_reference);
   const ActLayout act{width, form > 0 ? kActBlocks[form - 1] : 32};
   std::atomic<uint32_t> bad_row{kNoRow};
   ParallelFor(*pool_, static_cast<uint32_t>(s.vectors.size()), [&](uint32_t i) {
@@ -353,10 +376,11 @@ WindowOutcome CpuLanes::RunLane(uint32_t layer, Lane lane) {
     float* h = &s.gate[static_cast<size_t>(v.index) * width];
     window_.kernels->swiglu(h, &s.up[static_cast<size_t>(v.index) * width], width, h);
     uint8_t* q = &s.quantised[v.index * s.quantised_stride];
-    const bool finite = form == 0 ? AllFinite(h, width)
-                                  : window_.kernels->quantize(h, width, act.block_len, reinterpret_cast<int8_t*>(q),
-                                                              reinterpret_cast<float*>(q + act.d_offset()),
-                                                              reinterpret_cast<int16_t*>(q + act.sum16_offset()));
+    const bool finite =
+        form == 0 ? AllFinite(h, width)
+                  : window_.kernels->quantize(h, width, act.block_len, reinterpret_cast<int8_t*>(q),
+                                              reinterpret_cast<float*>(q + act.d_offset()),
+                                              reinterpret_cast<int16_t*>(q + act.sum16_offset()));
     if (!finite) KeepLowest(&bad_row, v.row);
   });
   if (bad_row != kNoRow) return Failure(WindowStatus::kNotFinite, layer, bad_row, 0, 0);
@@ -364,7 +388,8 @@ WindowOutcome CpuLanes::RunLane(uint32_t layer, Lane lane) {
   // 3. down
   const uint32_t hidden_chunks = Chunks(hidden);
   ParallelFor(*pool_, experts * hidden_chunks, [&](uint32_t unit) {
-    run(unit / hidden_chunks, Matrix::kDown, unit % hidden_chunks,
+    run(
+        unit / hidden_chunks, Matrix::kDown, unit % hidden_chunks,
         [&](const Vector& v) {
           ActRow row;
           if (form > 0) row = ActRowAt(&s.quantised[v.index * s.quantised_stride], act);
@@ -419,13 +444,16 @@ WindowOutcome CpuLanes::WorkerOutcome(uint32_t layer, uint32_t worker) const {
     case JobStatus::kNotFinite:
       return Failure(WindowStatus::kNotFinite, layer, std::min(row, kWindowRowsMax - 1), worker, 0);
     case JobStatus::kPeerTimeout:
-      return Failure(WindowStatus::kAborted, layer, row, worker, static_cast<uint32_t>(LaneError::kPeerTimeout));
+      return Failure(WindowStatus::kAborted, layer, row, worker,
+                     static_cast<uint32_t>(LaneError::kPeerTimeout));
     case JobStatus::kAborted:
-      return Failure(WindowStatus::kAborted, layer, 0, worker, static_cast<uint32_t>(LaneError::kAbortWord));
+      return Failure(WindowStatus::kAborted, layer, 0, worker,
+                     static_cast<uint32_t>(LaneError::kAbortWord));
     case JobStatus::kBadJob:
       break;
   }
-  return Failure(WindowStatus::kAborted, layer, row, worker, static_cast<uint32_t>(LaneError::kBadJob));
+  return Failure(WindowStatus::kAborted, layer, row, worker,
+                 static_cast<uint32_t>(LaneError::kBadJob));
 }
 
 const float* CpuLanes::Result(uint32_t layer, uint32_t row, uint32_t order) const {

@@ -1,5 +1,5 @@
-// The lane decision of one layer: dedup by a small table, then one pass over the misses from the back. Step 5.
-// Called once per layer and window by the expert lanes; no allocation, no state.
+// The lane decision of one layer: dedup by a small table, then one pass over the misses from the
+// back. Step 5. Called once per layer and window by the expert lanes; no allocation, no state.
 #include "gpu_worker/expert_plan.h"
 
 #include <cstring>

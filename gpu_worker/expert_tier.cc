@@ -1,5 +1,6 @@
-// The tier's bookkeeping. One queue of copies, first in first out; the upload thread owns a slot's bytes from the moment the
-// copy may start until it is landed, the windows own them before and after.
+// The tier's bookkeeping. One queue of copies, first in first out; the upload thread owns a slot's
+// bytes from the moment the copy may start until it is landed, the windows own them before and
+// after.
 #include "gpu_worker/expert_tier.h"
 
 #include <sys/mman.h>
@@ -17,7 +18,8 @@ namespace lode {
 namespace {
 
 constexpr uint64_t kPageBytes = 4096;
-// A resize waits for the one copy that is running: a few megabytes from RAM to RAM. Longer than this is our bug.
+// A resize waits for the one copy that is running: a few megabytes from RAM to RAM. Longer than
+// this is our bug.
 constexpr uint64_t kCopySecondsMax = 10;
 
 }  // namespace
@@ -38,11 +40,14 @@ ExpertTier::~ExpertTier() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (uint32_t layer = 0; layer < slabs_.size(); ++layer) munmap(slabs_[layer], arenas_.slot_bytes(layer) * experts_);
+  for (uint32_t layer = 0; layer < slabs_.size(); ++layer)
+    munmap(slabs_[layer], arenas_.slot_bytes(layer) * experts_);
 }
 
-StatusOr<std::unique_ptr<ExpertTier>> ExpertTier::Create(const ArenaSet& arenas, uint64_t budget_bytes,
-                                                         std::span<const RankedExpert> ranking, const ProgressFn& progress) {
+StatusOr<std::unique_ptr<ExpertTier>> ExpertTier::Create(const ArenaSet& arenas,
+                                                         uint64_t budget_bytes,
+                                                         std::span<const RankedExpert> ranking,
+                                                         const ProgressFn& progress) {
   std::unique_ptr<ExpertTier> tier(new ExpertTier(arenas));
   LODE_RETURN_IF_ERROR(tier->Reserve());
   tier->order_ = PlacementOrder(ranking, tier->layers_, tier->experts_);
@@ -63,14 +68,18 @@ StatusOr<std::unique_ptr<ExpertTier>> ExpertTier::Create(const ArenaSet& arenas,
   return tier;
 }
 
-// Address space for every expert of every layer: slots never move, a larger budget needs no new mapping, and only slots in use
-// have pages (a shrink gives them back).
+// Address space for every expert of every layer: slots never move, a larger budget needs no new
+// mapping, and only slots in use have pages (a shrink gives them back).
 Status ExpertTier::Reserve() {
   for (uint32_t layer = 0; layer < layers_; ++layer) {
     const uint64_t bytes = arenas_.slot_bytes(layer) * experts_;
-    void* slab = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* slab = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (slab == MAP_FAILED) {
-      return ErrnoStatus(fmt::format("expert tier: reserving {} bytes of address space for layer {}", bytes, layer), errno);
+      return ErrnoStatus(
+          fmt::format("expert tier: reserving {} bytes of address space for layer {}", bytes,
+                      layer),
+          errno);
     }
     slabs_.push_back(static_cast<uint8_t*>(slab));
   }
@@ -91,7 +100,8 @@ void ExpertTier::Evict(uint16_t layer, uint16_t expert) {
   resident_bytes_ -= arenas_.slot_bytes(layer);
 }
 
-void ExpertTier::Count(uint32_t layer, const RoutedRow* rows, uint32_t n_rows, uint32_t experts_used) {
+void ExpertTier::Count(uint32_t layer, const RoutedRow* rows, uint32_t n_rows,
+                       uint32_t experts_used) {
   for (uint32_t r = 0; r < n_rows; ++r) {
     for (uint32_t o = 0; o < experts_used; ++o) {
       counts_[Index(layer, rows[r].ids[o])] += 1.0f;
@@ -143,17 +153,20 @@ void ExpertTier::WindowDone() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ++windows_done_;
-    LODE_CHECK(windows_done_ <= windows_begun_, "{} windows done of {} begun", windows_done_, windows_begun_);
+    LODE_CHECK(windows_done_ <= windows_begun_, "{} windows done of {} begun", windows_done_,
+               windows_begun_);
   }
   changed_.notify_all();
 }
 
-// `static` learns nothing, but its counters decay all the same: a later switch of the policy finds them in range.
+// `static` learns nothing, but its counters decay all the same: a later switch of the policy finds
+// them in range.
 uint64_t ExpertTier::RunRound(TierPolicy policy) {
   uint64_t swaps = 0;
   if (policy == TierPolicy::kDecayedLfu && outstanding_ < params_.swaps_max) {
     LfuParams params = params_;
-    params.swaps_max -= outstanding_;  // slow copies slow the policy down; slots never pile up empty
+    params.swaps_max -=
+        outstanding_;  // slow copies slow the policy down; slots never pile up empty
     for (const Swap& s : PlanSwaps(counts_, states_, layers_, experts_, params)) {
       const uint16_t slot = residency_[Index(s.layer, s.victim)];
       Evict(s.layer, s.victim);
@@ -171,7 +184,8 @@ void ExpertTier::CancelUploads() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     dropped.swap(queue_);
-    const bool idle = changed_.wait_for(lock, std::chrono::seconds(kCopySecondsMax), [&] { return !busy_; });
+    const bool idle =
+        changed_.wait_for(lock, std::chrono::seconds(kCopySecondsMax), [&] { return !busy_; });
     LODE_CHECK(idle, "expert tier: one copy took longer than {} s", kCopySecondsMax);
   }
   for (const Upload& u : dropped) {
@@ -181,8 +195,9 @@ void ExpertTier::CancelUploads() {
   Land();
 }
 
-// A changed budget: residents stay, hottest first, as far as they fit; what becomes free is filled with the hottest others.
-// Only when no window is running, since slots' contents move; otherwise the next border tries again.
+// A changed budget: residents stay, hottest first, as far as they fit; what becomes free is filled
+// with the hottest others. Only when no window is running, since slots' contents move; otherwise
+// the next border tries again.
 bool ExpertTier::Resize(uint64_t budget_bytes) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -193,7 +208,8 @@ bool ExpertTier::Resize(uint64_t budget_bytes) {
   for (size_t i = 0; i < states_.size(); ++i) resident[i] = states_[i] == TierState::kResident;
   const std::vector<ExpertRef> order = ResizeOrder(order_, counts_, resident, experts_);
   const Placement placement = PlaceExperts(order, arenas_.all_slot_bytes(), budget_bytes);
-  for (uint32_t layer = 0; layer < layers_; ++layer) ResizeLayer(static_cast<uint16_t>(layer), placement.resident[layer]);
+  for (uint32_t layer = 0; layer < layers_; ++layer)
+    ResizeLayer(static_cast<uint16_t>(layer), placement.resident[layer]);
   return true;
 }
 
@@ -225,10 +241,12 @@ void ExpertTier::ResizeLayer(uint16_t layer, const std::vector<uint16_t>& wanted
     slot = to;
   }
   for (const uint16_t expert : wanted) {
-    if (residency_[Index(layer, expert)] == kNotResident) Queue({layer, expert, next_free(), windows_begun_});
+    if (residency_[Index(layer, expert)] == kNotResident)
+      Queue({layer, expert, next_free(), windows_begun_});
   }
   // Pages wholly above the last slot go back to the system.
-  const uint64_t used = arenas_.slot_bytes(layer) * slots, before = arenas_.slot_bytes(layer) * slots_[layer];
+  const uint64_t used = arenas_.slot_bytes(layer) * slots,
+                 before = arenas_.slot_bytes(layer) * slots_[layer];
   const uint64_t from = (used + kPageBytes - 1) / kPageBytes * kPageBytes;
   if (before > from) madvise(slabs_[layer] + from, before - from, MADV_DONTNEED);
   slots_[layer] = slots;
@@ -236,14 +254,17 @@ void ExpertTier::ResizeLayer(uint16_t layer, const std::vector<uint16_t>& wanted
 
 uint64_t ExpertTier::slot_bytes_total() const {
   uint64_t bytes = 0;
-  for (uint32_t layer = 0; layer < layers_; ++layer) bytes += arenas_.slot_bytes(layer) * slots_[layer];
+  for (uint32_t layer = 0; layer < layers_; ++layer)
+    bytes += arenas_.slot_bytes(layer) * slots_[layer];
   return bytes;
 }
 
 void ExpertTier::UploadThread() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stop_ || (!hold_ && !queue_.empty() && windows_done_ >= queue_.front().after); });
+    changed_.wait(lock, [&] {
+      return stop_ || (!hold_ && !queue_.empty() && windows_done_ >= queue_.front().after);
+    });
     if (stop_) return;
     const Upload upload = queue_.front();
     queue_.pop_front();
@@ -260,7 +281,9 @@ void ExpertTier::UploadThread() {
 
 bool ExpertTier::WaitUploads(uint64_t deadline_ns) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto quiet = [&] { return !busy_ && (queue_.empty() || hold_ || windows_done_ < queue_.front().after); };
+  const auto quiet = [&] {
+    return !busy_ && (queue_.empty() || hold_ || windows_done_ < queue_.front().after);
+  };
   for (uint64_t now = NowNs(); !quiet() && now < deadline_ns; now = NowNs()) {
     changed_.wait_for(lock, std::chrono::nanoseconds(deadline_ns - now));
   }

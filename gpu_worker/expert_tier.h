@@ -1,12 +1,15 @@
-// The VRAM tier: expert slots per layer, which expert sits where, and the copies that change it. On the cpu device VRAM is
-// emulated by anonymous memory of at most `vram_budget_bytes`.
+// The VRAM tier: expert slots per layer, which expert sits where, and the copies that change it. On
+// the cpu device VRAM is emulated by anonymous memory of at most `vram_budget_bytes`.
 //
 // Rules (docs/design/expert-tier.md):
-//  - The residency table changes only in Border, between two windows; a window plans every layer with one table.
-//  - An evicted expert stops being planned at that border. The upload into its slot starts only after the last window whose table
+//  - The residency table changes only in Border, between two windows; a window plans every layer
+//  with one table.
+//  - An evicted expert stops being planned at that border. The upload into its slot starts only
+//  after the last window whose table
 //    named it is done (WindowDone).
 //  - A newcomer is planned from the first border that sees its copy finished ("landed").
-// Threads: everything is called by the worker loop's thread, except the upload thread inside (the copy engine's stand-in).
+// Threads: everything is called by the worker loop's thread, except the upload thread inside (the
+// copy engine's stand-in).
 #pragma once
 
 #include <condition_variable>
@@ -37,21 +40,31 @@ struct TierStep {
 class ExpertTier {
  public:
   using ProgressFn = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
-  // Reserves address space, places by `ranking` (empty: evenly) under the budget and copies; REQUIRES all experts complete.
+  // Reserves address space, places by `ranking` (empty: evenly) under the budget and copies;
+  // REQUIRES all experts complete.
   static StatusOr<std::unique_ptr<ExpertTier>> Create(const ArenaSet& arenas, uint64_t budget_bytes,
-                                                      std::span<const RankedExpert> ranking, const ProgressFn& progress);
+                                                      std::span<const RankedExpert> ranking,
+                                                      const ProgressFn& progress);
   ~ExpertTier();
 
-  // ---- while a window runs -------------------------------------------------------------------------------------------
-  const uint16_t* residency(uint32_t layer) const { return &residency_[static_cast<size_t>(layer) * experts_]; }
-  const uint8_t* slot(uint32_t layer, uint16_t slot) const { return slabs_[layer] + slot * arenas_.slot_bytes(layer); }
+  // ---- while a window runs
+  // -------------------------------------------------------------------------------------------
+  const uint16_t* residency(uint32_t layer) const {
+    return &residency_[static_cast<size_t>(layer) * experts_];
+  }
+  const uint8_t* slot(uint32_t layer, uint16_t slot) const {
+    return slabs_[layer] + slot * arenas_.slot_bytes(layer);
+  }
   // Every routed id of every row adds 1.
   void Count(uint32_t layer, const RoutedRow* rows, uint32_t n_rows, uint32_t experts_used);
 
-  // ---- between windows -------------------------------------------------------------------------------------------------
-  // Before each window: lands finished copies, applies a changed budget, and every 4th window runs the policy.
+  // ---- between windows
+  // -------------------------------------------------------------------------------------------------
+  // Before each window: lands finished copies, applies a changed budget, and every 4th window runs
+  // the policy.
   TierStep Border(TierPolicy policy, uint64_t budget_bytes);
-  // The window that followed the last Border is done (aborted ones too): nothing reads its table any more.
+  // The window that followed the last Border is done (aborted ones too): nothing reads its table
+  // any more.
   void WindowDone();
 
   uint64_t resident_experts() const { return resident_experts_; }
@@ -59,10 +72,12 @@ class ExpertTier {
   uint64_t slot_bytes_total() const;                           // landed or not, <= the budget
   const std::vector<float>& counts() const { return counts_; }
 
-  // Lookups since start as a ranking file (RankingText), written to a temporary file beside `path` and renamed.
+  // Lookups since start as a ranking file (RankingText), written to a temporary file beside `path`
+  // and renamed.
   Status WriteProfile(const std::string& path) const;
 
-  // Waits until no copy is queued that may run now; false at the deadline. Tests and orderly shutdown.
+  // Waits until no copy is queued that may run now; false at the deadline. Tests and orderly
+  // shutdown.
   bool WaitUploads(uint64_t deadline_ns);
   // Stops (true) or resumes the copies: lets tests see what happens between eviction and landing.
   void HoldUploads(bool hold);
@@ -74,8 +89,12 @@ class ExpertTier {
   };
   explicit ExpertTier(const ArenaSet& arenas);
   Status Reserve();
-  size_t Index(uint32_t layer, uint32_t expert) const { return static_cast<size_t>(layer) * experts_ + expert; }
-  uint8_t* MutableSlot(uint32_t layer, uint16_t slot) { return slabs_[layer] + slot * arenas_.slot_bytes(layer); }
+  size_t Index(uint32_t layer, uint32_t expert) const {
+    return static_cast<size_t>(layer) * experts_ + expert;
+  }
+  uint8_t* MutableSlot(uint32_t layer, uint16_t slot) {
+    return slabs_[layer] + slot * arenas_.slot_bytes(layer);
+  }
   void SetResident(uint16_t layer, uint16_t expert, uint16_t slot);
   void Evict(uint16_t layer, uint16_t expert);
   void Queue(const Upload& upload);
@@ -89,19 +108,20 @@ class ExpertTier {
   const ArenaSet& arenas_;
   const uint32_t layers_, experts_;
   const LfuParams params_;
-  std::vector<ExpertRef> order_;        // placement order of the start ranking
-  std::vector<uint8_t*> slabs_;         // [layer] address space for every expert; pages exist for the used slots only
+  std::vector<ExpertRef> order_;  // placement order of the start ranking
+  std::vector<uint8_t*>
+      slabs_;  // [layer] address space for every expert; pages exist for the used slots only
 
   // Worker loop's thread.
-  std::vector<uint16_t> slots_;         // [layer] slots in use
-  std::vector<uint16_t> residency_;     // [layer][expert]: slot or kNotResident
-  std::vector<TierState> states_;       // [layer][expert]
-  std::vector<float> counts_;           // [layer][expert], decayed
-  std::vector<double> lookups_;         // [layer][expert], since start
+  std::vector<uint16_t> slots_;      // [layer] slots in use
+  std::vector<uint16_t> residency_;  // [layer][expert]: slot or kNotResident
+  std::vector<TierState> states_;    // [layer][expert]
+  std::vector<float> counts_;        // [layer][expert], decayed
+  std::vector<double> lookups_;      // [layer][expert], since start
   uint64_t budget_bytes_ = 0;
   uint64_t windows_begun_ = 0;
   uint32_t windows_in_round_ = 0;
-  uint32_t outstanding_ = 0;            // uploads queued and not landed
+  uint32_t outstanding_ = 0;  // uploads queued and not landed
   uint64_t resident_experts_ = 0, resident_bytes_ = 0;
 
   // Guarded by mutex_.

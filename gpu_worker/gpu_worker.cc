@@ -15,7 +15,8 @@ namespace {
 
 constexpr uint64_t kNsPerMs = 1'000'000, kNsPerUs = 1'000;
 constexpr auto kArenaPoll = std::chrono::milliseconds(50);
-constexpr uint64_t kProfileBytesMax = 64ull << 20;  // 256 layers x 1024 experts x 40 bytes is 10 MiB
+constexpr uint64_t kProfileBytesMax = 64ull
+                                      << 20;  // 256 layers x 1024 experts x 40 bytes is 10 MiB
 
 StatusOr<KvType> ParseKvType(const std::string& name) {
   if (name == "q8") return KvType::kQ8;
@@ -24,11 +25,13 @@ StatusOr<KvType> ParseKvType(const std::string& name) {
   return InvalidArgument("KV type '{}' is unknown; q8, f16 and f32 are known", name);
 }
 
-StatusOr<std::vector<RankedExpert>> ReadProfile(const std::string& path, uint32_t layers, uint32_t experts) {
+StatusOr<std::vector<RankedExpert>> ReadProfile(const std::string& path, uint32_t layers,
+                                                uint32_t experts) {
   if (path.empty()) return std::vector<RankedExpert>();
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) return NotFound("expert profile {} cannot be read", path);
-  if (static_cast<uint64_t>(in.tellg()) > kProfileBytesMax) return InvalidArgument("expert profile {} is larger than 64 MiB", path);
+  if (static_cast<uint64_t>(in.tellg()) > kProfileBytesMax)
+    return InvalidArgument("expert profile {} is larger than 64 MiB", path);
   in.seekg(0);
   std::stringstream text;
   text << in.rdbuf();
@@ -43,14 +46,15 @@ Status Stopped() { return Status(StatusCode::kCancelled, "stopped while loading"
 
 GpuWorker::~GpuWorker() = default;
 
-StatusOr<ReadyReport> GpuWorker::Load(const LoadPlan& plan, GpuSegments segments, const ProgressFn& progress,
-                                      const std::atomic<bool>& stop) {
+StatusOr<ReadyReport> GpuWorker::Load(const LoadPlan& plan, GpuSegments segments,
+                                      const ProgressFn& progress, const std::atomic<bool>& stop) {
   stop_ = &stop;
   if (plan.device != "cpu") {
     return InvalidArgument("device '{}' is not in this build; set device = \"cpu\"", plan.device);
   }
   if (!FloatEnvironmentIsCanonical()) {
-    return FailedPrecondition("the floating-point environment was changed (flush to zero or rounding mode)");
+    return FailedPrecondition(
+        "the floating-point environment was changed (flush to zero or rounding mode)");
   }
   LODE_RETURN_IF_ERROR(OpenModel(plan));
   LODE_RETURN_IF_ERROR(AttachSegments(plan, std::move(segments)));
@@ -64,22 +68,27 @@ StatusOr<ReadyReport> GpuWorker::Load(const LoadPlan& plan, GpuSegments segments
 Status GpuWorker::OpenModel(const LoadPlan& plan) {
   LODE_ASSIGN_OR_RETURN(source_, ModelSource::Open(plan.model));
   if (source_->identity() != plan.identity) {
-    return FailedPrecondition("model {} has identity {} here and {} in the daemon; the file changed while Lode was starting",
-                              plan.model, source_->identity(), plan.identity);
+    return FailedPrecondition(
+        "model {} has identity {} here and {} in the daemon; the file changed while Lode was "
+        "starting",
+        plan.model, source_->identity(), plan.identity);
   }
   return CheckComputable(*source_);
 }
 
-// Every segment is checked against what this process computes from the model itself. The arenas' headers are checked when they are
-// complete: a CPU worker may still be writing them.
+// Every segment is checked against what this process computes from the model itself. The arenas'
+// headers are checked when they are complete: a CPU worker may still be writing them.
 Status GpuWorker::AttachSegments(const LoadPlan& plan, GpuSegments segments) {
   const ModelConfig& config = source_->config();
-  LODE_ASSIGN_OR_RETURN(window_, Segment::Attach(std::move(segments.window), "window", sizeof(WindowSegment),
-                                                 Segment::Access::kReadWrite));
+  LODE_ASSIGN_OR_RETURN(window_,
+                        Segment::Attach(std::move(segments.window), "window", sizeof(WindowSegment),
+                                        Segment::Access::kReadWrite));
   LODE_RETURN_IF_ERROR(CheckWindowSegment(*window_, generation_, index_, config.vocab));
-  const ExchangeShape shape = {config.hidden, config.expert_width, config.experts_used, plan.n_nodes};
-  LODE_ASSIGN_OR_RETURN(exchange_, Segment::Attach(std::move(segments.exchange), "exchange", ExchangeLayout{shape}.bytes(),
-                                                   Segment::Access::kReadWrite));
+  const ExchangeShape shape = {config.hidden, config.expert_width, config.experts_used,
+                               plan.n_nodes};
+  LODE_ASSIGN_OR_RETURN(
+      exchange_, Segment::Attach(std::move(segments.exchange), "exchange",
+                                 ExchangeLayout{shape}.bytes(), Segment::Access::kReadWrite));
   LODE_RETURN_IF_ERROR(CheckExchange(*exchange_, shape));
   if (segments.arenas.size() != plan.n_nodes) {
     return InvalidArgument("{} arenas for {} CPU workers", segments.arenas.size(), plan.n_nodes);
@@ -87,8 +96,9 @@ Status GpuWorker::AttachSegments(const LoadPlan& plan, GpuSegments segments) {
   std::vector<const uint8_t*> data;
   for (uint32_t node = 0; node < plan.n_nodes; ++node) {
     LODE_ASSIGN_OR_RETURN(ArenaLayout layout, ComputeArenaLayout(*source_, node, plan.n_nodes));
-    LODE_ASSIGN_OR_RETURN(std::unique_ptr<Segment> arena, Segment::Attach(std::move(segments.arenas[node]), "arena", layout.bytes,
-                                                                          Segment::Access::kReadOnly));
+    LODE_ASSIGN_OR_RETURN(std::unique_ptr<Segment> arena,
+                          Segment::Attach(std::move(segments.arenas[node]), "arena", layout.bytes,
+                                          Segment::Access::kReadOnly));
     data.push_back(arena->data());
     arena_segments_.push_back(std::move(arena));
     layouts_.push_back(std::move(layout));
@@ -125,8 +135,8 @@ Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) 
   return OkStatus();
 }
 
-// Pulls and the tier read the arenas, so serving starts when every expert of every node is complete. Loading may take long; only
-// a standstill ends it.
+// Pulls and the tier read the arenas, so serving starts when every expert of every node is
+// complete. Loading may take long; only a standstill ends it.
 Status GpuWorker::WaitForArenas(const ProgressFn& progress) {
   const uint64_t all = arenas_->complete_all();
   uint64_t seen = arenas_->complete(), moved = NowNs();
@@ -137,8 +147,9 @@ Status GpuWorker::WaitForArenas(const ProgressFn& progress) {
       moved = NowNs();
       if (progress) progress("wait for experts", seen, all);
     } else if (NowNs() - moved > kArenaIdleNsMax) {
-      return DeadlineExceeded("the CPU workers' arenas stand at {} of {} experts for {} s; see their logs", seen, all,
-                              kArenaIdleNsMax / 1'000'000'000);
+      return DeadlineExceeded(
+          "the CPU workers' arenas stand at {} of {} experts for {} s; see their logs", seen, all,
+          kArenaIdleNsMax / 1'000'000'000);
     }
     exchange_->As<ExchangeHeader>()->gpu_heartbeat.fetch_add(1, std::memory_order_relaxed);
     std::this_thread::sleep_for(kArenaPoll);
@@ -150,7 +161,8 @@ Status GpuWorker::WaitForArenas(const ProgressFn& progress) {
 }
 
 Status GpuWorker::FillTier(const LoadPlan& plan, const ProgressFn& progress) {
-  LODE_ASSIGN_OR_RETURN(const std::vector<RankedExpert> ranking, ReadProfile(plan.profile, arenas_->layers(), arenas_->experts()));
+  LODE_ASSIGN_OR_RETURN(const std::vector<RankedExpert> ranking,
+                        ReadProfile(plan.profile, arenas_->layers(), arenas_->experts()));
   const auto fill = [&](uint64_t done, uint64_t total) {
     if (progress) progress("fill slots", done, total);
   };
@@ -167,13 +179,21 @@ void GpuWorker::BuildLoop(const LoadPlan& plan) {
   lanes.spin_ns = plan.spin_us * kNsPerUs;
   if (plan.wait_ms > 0) lanes.wait_ns = plan.wait_ms * kNsPerMs;
   if (plan.wait_max_ms > 0) lanes.wait_max_ns = plan.wait_max_ms * kNsPerMs;
-  lanes_ = std::make_unique<CpuLanes>(lanes, *arenas_, tier_.get(), exchange_->data(), &device_->pool());
+  lanes_ =
+      std::make_unique<CpuLanes>(lanes, *arenas_, tier_.get(), exchange_->data(), &device_->pool());
 
   GpuLoopOptions loop;
-  loop.limits = {generation_, index_, config.vocab, plan.context, plan.kv_blocks, plan.sequence_slots};
+  loop.limits = {generation_,  index_,         config.vocab,
+                 plan.context, plan.kv_blocks, plan.sequence_slots};
   loop.spin_ns = plan.spin_us * kNsPerUs;
-  GpuLoopParts parts = {&config, device_.get(), state_.get(), forward_.get(), tier_.get(), lanes_.get(),
-                        exchange_->As<ExchangeHeader>(), window_->As<WindowSegment>()};
+  GpuLoopParts parts = {&config,
+                        device_.get(),
+                        state_.get(),
+                        forward_.get(),
+                        tier_.get(),
+                        lanes_.get(),
+                        exchange_->As<ExchangeHeader>(),
+                        window_->As<WindowSegment>()};
   std::lock_guard<std::mutex> lock(mutex_);
   loop_ = std::make_unique<GpuWorkerLoop>(loop, parts);
 }
@@ -192,9 +212,11 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   report.facts["resident_experts"] = std::to_string(tier_->resident_experts());
   report.facts["kv_type"] = plan.kv_type;
   report.summary = fmt::format(
-      "device {}: {} MiB in all ({} MiB dense weights, {} MiB expert slots with {} of {} experts); isa {}, {} threads, kv {}",
-      plan.device, report.memory_bytes >> 20, weights_.bytes >> 20, tier_->slot_bytes_total() >> 20, tier_->resident_experts(),
-      arenas_->complete_all(), device_->kernels().name, device_->pool().threads(), plan.kv_type);
+      "device {}: {} MiB in all ({} MiB dense weights, {} MiB expert slots with {} of {} experts); "
+      "isa {}, {} threads, kv {}",
+      plan.device, report.memory_bytes >> 20, weights_.bytes >> 20, tier_->slot_bytes_total() >> 20,
+      tier_->resident_experts(), arenas_->complete_all(), device_->kernels().name,
+      device_->pool().threads(), plan.kv_type);
   return report;
 }
 

@@ -1,6 +1,8 @@
-// A GPU worker as one object: load plan and segments in, a loop that answers window plans out. main.cc runs it as a process; tests run it
-// beside CPU workers in one process. Lifecycle: Load once, then Run; Statistics and CpuWorkerReplaced at any time, any thread.
-// Load's order: model, segments, device, dense weights, state, arenas (bounded wait until the CPU workers filled them), expert slots.
+// A GPU worker as one object: load plan and segments in, a loop that answers window plans out.
+// main.cc runs it as a process; tests run it beside CPU workers in one process. Lifecycle: Load
+// once, then Run; Statistics and CpuWorkerReplaced at any time, any thread. Load's order: model,
+// segments, device, dense weights, state, arenas (bounded wait until the CPU workers filled them),
+// expert slots.
 #pragma once
 
 #include <atomic>
@@ -18,7 +20,8 @@
 
 namespace lode {
 
-// A CPU worker that does not finish one more expert for this long while it fills its arena is stuck: slow disks still deliver one.
+// A CPU worker that does not finish one more expert for this long while it fills its arena is
+// stuck: slow disks still deliver one.
 inline constexpr uint64_t kArenaIdleNsMax = 120'000'000'000;
 
 struct GpuSegments {
@@ -28,13 +31,16 @@ struct GpuSegments {
 
 class GpuWorker {
  public:
-  using ProgressFn = std::function<void(const std::string& phase, uint64_t done_bytes, uint64_t total_bytes)>;
+  using ProgressFn =
+      std::function<void(const std::string& phase, uint64_t done_bytes, uint64_t total_bytes)>;
 
   GpuWorker(uint32_t index, uint32_t generation) : index_(index), generation_(generation) {}
   ~GpuWorker();
 
-  // Returns Cancelled soon after `stop` becomes true. When it returns ok, plans are answered as soon as Run is called.
-  StatusOr<ReadyReport> Load(const LoadPlan& plan, GpuSegments segments, const ProgressFn& progress, const std::atomic<bool>& stop);
+  // Returns Cancelled soon after `stop` becomes true. When it returns ok, plans are answered as
+  // soon as Run is called.
+  StatusOr<ReadyReport> Load(const LoadPlan& plan, GpuSegments segments, const ProgressFn& progress,
+                             const std::atomic<bool>& stop);
   // Until `stop` (the one given to Load) is true.
   void Run();
   std::map<std::string, double> Statistics() const;

@@ -1,4 +1,5 @@
-// Checks in the order of dependence: header, tunables, sequences (their slots and blocks), rows (which refer to sequences), lists.
+// Checks in the order of dependence: header, tunables, sequences (their slots and blocks), rows
+// (which refer to sequences), lists.
 #include "gpu_worker/plan_check.h"
 
 #include <cmath>
@@ -17,10 +18,10 @@ PlanError CheckTunables(const Tunables& t) {
 }
 
 PlanError CheckSampling(const SamplingPlan& s) {
-  const bool ok = std::isfinite(s.temperature) && s.temperature >= 0 && s.top_p > 0 && s.top_p <= 1 &&
-                  s.min_p >= 0 && s.min_p < 1 && std::isfinite(s.repetition_penalty) &&
-                  s.repetition_penalty > 0 && std::isfinite(s.presence_penalty) &&
-                  std::isfinite(s.frequency_penalty);
+  const bool ok = std::isfinite(s.temperature) && s.temperature >= 0 && s.top_p > 0 &&
+                  s.top_p <= 1 && s.min_p >= 0 && s.min_p < 1 &&
+                  std::isfinite(s.repetition_penalty) && s.repetition_penalty > 0 &&
+                  std::isfinite(s.presence_penalty) && std::isfinite(s.frequency_penalty);
   return ok ? PlanError::kNone : PlanError::kSampling;
 }
 
@@ -31,7 +32,8 @@ PlanError CheckSequence(const WindowPlan& plan, uint32_t index, const PlanLimits
   for (uint32_t i = 0; i < index; ++i) {
     if (plan.seqs[i].slot == seq.slot) return PlanError::kSlot;
   }
-  if (seq.committed > limits.context || seq.accepted > kWindowRowsMax || seq.accepted > seq.committed) {
+  if (seq.committed > limits.context || seq.accepted > kWindowRowsMax ||
+      seq.accepted > seq.committed) {
     return PlanError::kCommitted;
   }
   if (seq.block_count > kKvBlocksPerSequenceMax) return PlanError::kBlocks;
@@ -41,19 +43,20 @@ PlanError CheckSequence(const WindowPlan& plan, uint32_t index, const PlanLimits
     if (blocks[b] >= limits.kv_blocks) return PlanError::kBlocks;
   }
   // Cells of decided tokens must be there even when no row follows (a flush reads them).
-  if (static_cast<uint64_t>(seq.block_count) * kKvBlockCells < seq.committed) return PlanError::kBlocks;
+  if (static_cast<uint64_t>(seq.block_count) * kKvBlockCells < seq.committed)
+    return PlanError::kBlocks;
   return CheckSampling(seq.sampling);
 }
 
-// A flush row says "this sequence is in the window only to fold its accepted rows" (a sequence without rows says the same): it
-// stands alone and wants nothing.
+// A flush row says "this sequence is in the window only to fold its accepted rows" (a sequence
+// without rows says the same): it stands alone and wants nothing.
 PlanError CheckFlushRow(const WindowPlan& plan, uint32_t index) {
   const RowPlan& row = plan.rows[index];
   for (uint32_t i = 0; i < index; ++i) {
     if (plan.rows[i].seq_index == row.seq_index) return PlanError::kKind;
   }
-  const bool wants = row.needs_logits || row.pick || row.top_logprobs > 0 || row.target >= 0 || row.mask_offset != kNoMask ||
-                     row.bias_count > 0 || row.penalty_count > 0;
+  const bool wants = row.needs_logits || row.pick || row.top_logprobs > 0 || row.target >= 0 ||
+                     row.mask_offset != kNoMask || row.bias_count > 0 || row.penalty_count > 0;
   return wants ? PlanError::kOutputs : PlanError::kNone;
 }
 
@@ -66,7 +69,8 @@ PlanError CheckRow(const WindowPlan& plan, uint32_t index, const PlanLimits& lim
   if (row.kind == RowKind::kFlush) return CheckFlushRow(plan, index);
   if (follows && plan.rows[index - 1].kind == RowKind::kFlush) return PlanError::kKind;
   if (follows) {
-    if (row.position != static_cast<uint64_t>(plan.rows[index - 1].position) + 1) return PlanError::kRowOrder;
+    if (row.position != static_cast<uint64_t>(plan.rows[index - 1].position) + 1)
+      return PlanError::kRowOrder;
   } else {
     for (uint32_t i = 0; i + 1 < index; ++i) {
       if (plan.rows[i].seq_index == row.seq_index) return PlanError::kRowOrder;
@@ -105,7 +109,8 @@ PlanError CheckRow(const WindowPlan& plan, uint32_t index, const PlanLimits& lim
 // Copies [offset, offset + bytes) of the heap when it lies inside and is aligned for its entries.
 bool CopyList(const SequenceArea& from, SequenceArea* to, uint64_t offset, uint64_t bytes) {
   if (bytes == 0) return true;
-  if (offset > kSequenceHeapBytes || bytes > kSequenceHeapBytes - offset || offset % 4 != 0) return false;
+  if (offset > kSequenceHeapBytes || bytes > kSequenceHeapBytes - offset || offset % 4 != 0)
+    return false;
   std::memcpy(to->heap + offset, from.heap + offset, bytes);
   return true;
 }
@@ -115,19 +120,22 @@ PlanError CheckLists(const WindowPlan& plan, const RowPlan& row, const PlanLimit
   static_assert(alignof(SequenceArea) >= 4 && sizeof(SequenceArea::kv_blocks) % 4 == 0);
   const SequenceArea& from = areas[plan.seqs[row.seq_index].slot];
   SequenceArea* to = &copy->seqs[row.seq_index];
-  const uint64_t mask_bytes = row.mask_offset == kNoMask ? 0 : (static_cast<uint64_t>(limits.vocab) + 31) / 32 * 4;
+  const uint64_t mask_bytes =
+      row.mask_offset == kNoMask ? 0 : (static_cast<uint64_t>(limits.vocab) + 31) / 32 * 4;
   if (!CopyList(from, to, row.mask_offset, mask_bytes) ||
       !CopyList(from, to, row.bias_offset, uint64_t{row.bias_count} * sizeof(TokenBias)) ||
       !CopyList(from, to, row.penalty_offset, uint64_t{row.penalty_count} * sizeof(TokenCount))) {
     return PlanError::kHeapRange;
   }
   for (const TokenBias& bias : copy->Bias(row)) {
-    if (bias.token < 0 || static_cast<uint32_t>(bias.token) >= limits.vocab || std::isnan(bias.bias)) {
+    if (bias.token < 0 || static_cast<uint32_t>(bias.token) >= limits.vocab ||
+        std::isnan(bias.bias)) {
       return PlanError::kListEntry;
     }
   }
   for (const TokenCount& count : copy->Penalties(row)) {
-    if (count.token < 0 || static_cast<uint32_t>(count.token) >= limits.vocab) return PlanError::kListEntry;
+    if (count.token < 0 || static_cast<uint32_t>(count.token) >= limits.vocab)
+      return PlanError::kListEntry;
   }
   return PlanError::kNone;
 }
@@ -150,20 +158,25 @@ const uint32_t* PlanAreas::Mask(const RowPlan& row) const {
 }
 std::span<const TokenBias> PlanAreas::Bias(const RowPlan& row) const {
   if (row.bias_count == 0) return {};
-  return {reinterpret_cast<const TokenBias*>(seqs[row.seq_index].heap + row.bias_offset), row.bias_count};
+  return {reinterpret_cast<const TokenBias*>(seqs[row.seq_index].heap + row.bias_offset),
+          row.bias_count};
 }
 std::span<const TokenCount> PlanAreas::Penalties(const RowPlan& row) const {
   if (row.penalty_count == 0) return {};
-  return {reinterpret_cast<const TokenCount*>(seqs[row.seq_index].heap + row.penalty_offset), row.penalty_count};
+  return {reinterpret_cast<const TokenCount*>(seqs[row.seq_index].heap + row.penalty_offset),
+          row.penalty_count};
 }
 
-PlanVerdict ValidatePlan(const WindowPlan& plan, const PlanLimits& limits, const SequenceArea* areas,
-                         PlanAreas* copy) {
-  if (plan.generation != limits.generation || plan.device != limits.device) return {PlanError::kGeneration, 0};
-  if (plan.n_rows > kWindowRowsMax || plan.n_seqs > kWindowRowsMax || (plan.flags & ~kKnownFlags) != 0) {
+PlanVerdict ValidatePlan(const WindowPlan& plan, const PlanLimits& limits,
+                         const SequenceArea* areas, PlanAreas* copy) {
+  if (plan.generation != limits.generation || plan.device != limits.device)
+    return {PlanError::kGeneration, 0};
+  if (plan.n_rows > kWindowRowsMax || plan.n_seqs > kWindowRowsMax ||
+      (plan.flags & ~kKnownFlags) != 0) {
     return {PlanError::kCounts, 0};
   }
-  if (const PlanError error = CheckTunables(plan.tunables); error != PlanError::kNone) return {error, 0};
+  if (const PlanError error = CheckTunables(plan.tunables); error != PlanError::kNone)
+    return {error, 0};
   for (uint32_t s = 0; s < plan.n_seqs; ++s) {
     const PlanError error = CheckSequence(plan, s, limits, areas, copy);
     if (error != PlanError::kNone) return {error, s};

@@ -1,5 +1,6 @@
-// The pick of a row. Cuts (top-k, top-p) are found by one radix descent over 64-bit keys that hold (logit, id) in falling order:
-// it needs sums only, never a sorted vocabulary, and gives the same set on every device.
+// The pick of a row. Cuts (top-k, top-p) are found by one radix descent over 64-bit keys that hold
+// (logit, id) in falling order: it needs sums only, never a sorted vocabulary, and gives the same
+// set on every device.
 #define XXH_INLINE_ALL
 #include "gpu_worker/sampler.h"
 
@@ -37,8 +38,9 @@ uint64_t KeyOf(float logit, uint32_t id) {
 uint32_t IdOf(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }
 constexpr float kWeightOne = 4294967296.0f;  // 32 fraction bits
 
-// The key at which the weights, summed from the largest key downwards, first reach `target` (>= 1, <= their sum).
-// Eight bits of the key per step: histogram, walk down, go on inside the bucket where the sum crosses.
+// The key at which the weights, summed from the largest key downwards, first reach `target` (>= 1,
+// <= their sum). Eight bits of the key per step: histogram, walk down, go on inside the bucket
+// where the sum crosses.
 template <class Weight>
 uint64_t CutKey(std::span<const Candidate> candidates, uint64_t target, Weight weight) {
   uint64_t prefix = 0, mask = 0;
@@ -55,9 +57,11 @@ uint64_t CutKey(std::span<const Candidate> candidates, uint64_t target, Weight w
   return prefix;
 }
 
-void ApplyPenalties(const PickInput& in, std::vector<uint32_t>* counts, std::vector<float>* logits) {
+void ApplyPenalties(const PickInput& in, std::vector<uint32_t>* counts,
+                    std::vector<float>* logits) {
   const SamplingPlan& s = *in.sampling;
-  const bool on = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+  const bool on =
+      s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
   if (!on) return;
   for (const TokenCount& c : in.counts) (*counts)[c.token] += c.count;
   for (const int32_t token : in.draft_tokens) (*counts)[token] += 1;
@@ -74,7 +78,9 @@ void ApplyPenalties(const PickInput& in, std::vector<uint32_t>* counts, std::vec
   for (const int32_t token : in.draft_tokens) punish(token);
 }
 
-bool Allowed(const uint32_t* mask, uint32_t id) { return mask == nullptr || (mask[id / 32] >> (id % 32)) & 1; }
+bool Allowed(const uint32_t* mask, uint32_t id) {
+  return mask == nullptr || (mask[id / 32] >> (id % 32)) & 1;
+}
 
 // When no finite logit is left: the lowest id that the mask allows, else 0.
 int32_t LowestAllowed(const PickInput& in) {
@@ -97,9 +103,10 @@ int32_t Best(std::span<const float> logits) {
   return best;
 }
 
-// The draw: argmax of x + Gumbel. A token can win only if its Gumbel variate exceeds t = best - x, that is, if 1 - u < exp(-t) for its
-// uniform u. That test costs a Philox and a compare; the margin of 1 % covers every rounding of both sides many times, so the full
-// variate is computed for the few tokens that might win and the result is the plain argmax, bit for bit.
+// The draw: argmax of x + Gumbel. A token can win only if its Gumbel variate exceeds t = best - x,
+// that is, if 1 - u < exp(-t) for its uniform u. That test costs a Philox and a compare; the margin
+// of 1 % covers every rounding of both sides many times, so the full variate is computed for the
+// few tokens that might win and the result is the plain argmax, bit for bit.
 constexpr float kGumbelMargin = 1.01f;
 
 int32_t GumbelDraw(std::span<const Candidate> candidates, const PickInput& in) {
@@ -111,11 +118,14 @@ int32_t GumbelDraw(std::span<const Candidate> candidates, const PickInput& in) {
     const uint32_t id = IdOf(c.key);
     if (any) {
       // Weights are rounded to units: one more keeps the bound an upper one.
-      const float p = Mul(static_cast<float>(static_cast<int64_t>(c.weight + 1)), 1.0f / kWeightOne);
-      const uint32_t bits = canonical::Philox(s.seed, (static_cast<uint64_t>(in.position) << 32) | id, s.stream).v[0];
+      const float p =
+          Mul(static_cast<float>(static_cast<int64_t>(c.weight + 1)), 1.0f / kWeightOne);
+      const uint32_t bits =
+          canonical::Philox(s.seed, (static_cast<uint64_t>(in.position) << 32) | id, s.stream).v[0];
       if (Sub(1.0f, canonical::UniformOpen(bits)) > Mul(p, reach)) continue;
     }
-    const float value = Add(ValueOfKey(c.key), canonical::Gumbel(s.seed, in.position, id, s.stream));
+    const float value =
+        Add(ValueOfKey(c.key), canonical::Gumbel(s.seed, in.position, id, s.stream));
     if (any && !(value > best_value || (value == best_value && id < best))) continue;
     any = true;
     best_value = value;
@@ -126,11 +136,13 @@ int32_t GumbelDraw(std::span<const Candidate> candidates, const PickInput& in) {
 }
 
 size_t KeepFrom(std::span<Candidate> candidates, uint64_t cut) {
-  const auto end = std::remove_if(candidates.begin(), candidates.end(), [&](const Candidate& c) { return c.key < cut; });
+  const auto end = std::remove_if(candidates.begin(), candidates.end(),
+                                  [&](const Candidate& c) { return c.key < cut; });
   return static_cast<size_t>(end - candidates.begin());
 }
 
-// Target of top-p: ceil(top_p * total) in whole fixed-point units, at least 1. top_p has 24 significant bits.
+// Target of top-p: ceil(top_p * total) in whole fixed-point units, at least 1. top_p has 24
+// significant bits.
 uint64_t TopPTarget(float top_p, uint64_t total) {
   const uint64_t fraction = static_cast<uint64_t>(Mul(top_p, kWeightOne));
   const unsigned __int128 product = static_cast<unsigned __int128>(fraction) * total;
@@ -140,11 +152,13 @@ uint64_t TopPTarget(float top_p, uint64_t total) {
 
 }  // namespace
 
-SamplerScratch::SamplerScratch(uint32_t vocab) : logits_(vocab), counts_(vocab, 0), candidates_(vocab) {}
+SamplerScratch::SamplerScratch(uint32_t vocab)
+    : logits_(vocab), counts_(vocab, 0), candidates_(vocab) {}
 
 int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
   const uint32_t vocab = static_cast<uint32_t>(in.logits.size());
-  LODE_CHECK(vocab > 0 && vocab <= scratch->logits_.size(), "{} logits in a scratch of {}", vocab, scratch->logits_.size());
+  LODE_CHECK(vocab > 0 && vocab <= scratch->logits_.size(), "{} logits in a scratch of {}", vocab,
+             scratch->logits_.size());
   const SamplingPlan& s = *in.sampling;
   std::vector<float>& logits = scratch->logits_;
 
@@ -152,7 +166,8 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
   for (uint32_t id = 0; id < vocab; ++id) logits[id] = Clean(in.logits[id]);
   for (const TokenBias& b : in.bias) logits[b.token] = Clean(Add(logits[b.token], b.bias));
   if (in.mask != nullptr) {
-    for (uint32_t id = 0; id < vocab; ++id) logits[id] = Allowed(in.mask, id) ? logits[id] : kNegInf;
+    for (uint32_t id = 0; id < vocab; ++id)
+      logits[id] = Allowed(in.mask, id) ? logits[id] : kNegInf;
   }
   ApplyPenalties(in, &scratch->counts_, &logits);
 
@@ -162,7 +177,8 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
   if (best < 0) return LowestAllowed(in);
   if (s.temperature == 0.0f) return best;
 
-  // 3. temperature, relative to the best logit: no temperature can overflow, and the best candidate is exactly 0
+  // 3. temperature, relative to the best logit: no temperature can overflow, and the best candidate
+  // is exactly 0
   const float max = logits[best];
   size_t n = 0;
   for (uint32_t id = 0; id < vocab; ++id) {
@@ -179,11 +195,13 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
   GetSamplerMath().fill_weights(scratch->candidates_.data(), n);
   for (const Candidate& c : alive()) total += c.weight;
   if (s.top_p < 1.0f) {
-    n = KeepFrom(alive(), CutKey(alive(), TopPTarget(s.top_p, total), [](const Candidate& c) { return c.weight; }));
+    n = KeepFrom(alive(), CutKey(alive(), TopPTarget(s.top_p, total),
+                                 [](const Candidate& c) { return c.weight; }));
   }
   if (s.min_p > 0.0f) {
     const uint64_t floor = static_cast<uint64_t>(Mul(s.min_p, kWeightOne));
-    const auto end = std::remove_if(alive().begin(), alive().end(), [&](const Candidate& c) { return c.weight < floor; });
+    const auto end = std::remove_if(alive().begin(), alive().end(),
+                                    [&](const Candidate& c) { return c.weight < floor; });
     n = static_cast<size_t>(end - alive().begin());
   }
 
@@ -204,10 +222,12 @@ LogNormalizer Normalize(std::span<const float> logits) {
   return norm;
 }
 
-void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratch, TopLogprob* top) {
+void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratch,
+               TopLogprob* top) {
   n = std::min<uint32_t>(n, static_cast<uint32_t>(logits.size()));
   const LogNormalizer norm = Normalize(logits);
-  for (uint32_t id = 0; id < logits.size(); ++id) scratch->candidates_[id].key = KeyOf(Clean(logits[id]), id);
+  for (uint32_t id = 0; id < logits.size(); ++id)
+    scratch->candidates_[id].key = KeyOf(Clean(logits[id]), id);
   const auto end = scratch->candidates_.begin() + static_cast<ptrdiff_t>(logits.size());
   std::partial_sort(scratch->candidates_.begin(), scratch->candidates_.begin() + n, end,
                     [](const Candidate& a, const Candidate& b) { return a.key > b.key; });
@@ -217,6 +237,8 @@ void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratc
   }
 }
 
-uint64_t HashLogits(std::span<const float> logits) { return XXH3_64bits(logits.data(), logits.size_bytes()); }
+uint64_t HashLogits(std::span<const float> logits) {
+  return XXH3_64bits(logits.data(), logits.size_bytes());
+}
 
 }  // namespace lode

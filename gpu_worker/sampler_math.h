@@ -1,6 +1,6 @@
-// The two loops of the sampler that take an exponential per token of the vocabulary, compiled twice: for every x86-64, and with
-// AVX2 and FMA (canonical::Fma is emulated without the instruction: 20 times slower, same bits). Chosen once by CPUID.
-// Used by sampler.cc only.
+// The two loops of the sampler that take an exponential per token of the vocabulary, compiled
+// twice: for every x86-64, and with AVX2 and FMA (canonical::Fma is emulated without the
+// instruction: 20 times slower, same bits). Chosen once by CPUID. Used by sampler.cc only.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Rankings, placement and the decayed_lfu policy. Everything is decided by total orders, so equal inputs give equal outputs on
-// every machine; none of it can change a bit of an answer, only where weights are read from.
+// Rankings, placement and the decayed_lfu policy. Everything is decided by total orders, so equal
+// inputs give equal outputs on every machine; none of it can change a bit of an answer, only where
+// weights are read from.
 #include "gpu_worker/tier_policy.h"
 
 #include <algorithm>
@@ -36,7 +37,8 @@ bool ParseWhole(std::string_view field, T* out) {
 // One line; *used = false for blank and comment lines.
 Status ParseLine(std::string_view line, size_t number, uint32_t layers, uint32_t experts,
                  RankedExpert* out, bool* used) {
-  if (const size_t hash = line.find('#'); hash != std::string_view::npos) line = line.substr(0, hash);
+  if (const size_t hash = line.find('#'); hash != std::string_view::npos)
+    line = line.substr(0, hash);
   const std::string_view layer_text = TakeField(&line);
   *used = !layer_text.empty();
   if (!*used) return OkStatus();
@@ -49,8 +51,9 @@ Status ParseLine(std::string_view line, size_t number, uint32_t layers, uint32_t
     return InvalidArgument("profile line {}: expected \"layer expert score\"", number);
   }
   if (layer >= layers || expert >= experts) {
-    return InvalidArgument("profile line {}: layer {} expert {} is outside the model's {} layers of {} experts",
-                           number, layer, expert, layers, experts);
+    return InvalidArgument(
+        "profile line {}: layer {} expert {} is outside the model's {} layers of {} experts",
+        number, layer, expert, layers, experts);
   }
   if (!std::isfinite(score) || score < 0) {
     return InvalidArgument("profile line {}: the score must be a finite number, 0 or more", number);
@@ -74,8 +77,8 @@ StatusOr<std::vector<RankedExpert>> ParseRanking(std::string_view text, uint32_t
     if (!used) continue;
     uint8_t& twice = seen[static_cast<size_t>(ranked.ref.layer) * experts + ranked.ref.expert];
     if (twice) {
-      return InvalidArgument("profile line {}: layer {} expert {} stands there a second time", number,
-                             ranked.ref.layer, ranked.ref.expert);
+      return InvalidArgument("profile line {}: layer {} expert {} stands there a second time",
+                             number, ranked.ref.layer, ranked.ref.expert);
     }
     twice = 1;
     ranking.push_back(ranked);
@@ -136,7 +139,9 @@ Placement PlaceExperts(std::span<const ExpertRef> order, std::span<const uint64_
 std::vector<ExpertRef> ResizeOrder(std::span<const ExpertRef> order, std::span<const float> counts,
                                    std::span<const uint8_t> resident, uint32_t experts) {
   std::vector<ExpertRef> result(order.begin(), order.end());
-  const auto index = [&](const ExpertRef& r) { return static_cast<size_t>(r.layer) * experts + r.expert; };
+  const auto index = [&](const ExpertRef& r) {
+    return static_cast<size_t>(r.layer) * experts + r.expert;
+  };
   std::stable_sort(result.begin(), result.end(), [&](const ExpertRef& a, const ExpertRef& b) {
     const size_t i = index(a), j = index(b);
     if (resident[i] != resident[j]) return resident[i] > resident[j];
@@ -147,7 +152,8 @@ std::vector<ExpertRef> ResizeOrder(std::span<const ExpertRef> order, std::span<c
 
 namespace {
 
-// The pairs of one layer: hottest absent against coldest resident, while the newcomer wins by the margin.
+// The pairs of one layer: hottest absent against coldest resident, while the newcomer wins by the
+// margin.
 void PlanLayer(std::span<const float> counts, std::span<const TierState> states, uint16_t layer,
                const LfuParams& params, std::vector<Swap>* swaps) {
   std::vector<uint16_t> absent, resident;
@@ -177,8 +183,9 @@ void PlanLayer(std::span<const float> counts, std::span<const TierState> states,
 
 std::vector<Swap> PlanSwaps(std::span<const float> counts, std::span<const TierState> states,
                             uint32_t layers, uint32_t experts, const LfuParams& params) {
-  LODE_CHECK(counts.size() == static_cast<size_t>(layers) * experts && states.size() == counts.size(),
-             "{} counters for {} layers of {} experts", counts.size(), layers, experts);
+  LODE_CHECK(
+      counts.size() == static_cast<size_t>(layers) * experts && states.size() == counts.size(),
+      "{} counters for {} layers of {} experts", counts.size(), layers, experts);
   std::vector<Swap> swaps;
   for (uint32_t layer = 0; layer < layers; ++layer) {
     const size_t first = static_cast<size_t>(layer) * experts;

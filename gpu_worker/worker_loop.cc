@@ -1,4 +1,5 @@
-// See worker_loop.h. Every function here works on one window; the order of the calls in RunWindow is the protocol.
+// See worker_loop.h. Every function here works on one window; the order of the calls in RunWindow
+// is the protocol.
 #include "gpu_worker/worker_loop.h"
 
 #include <algorithm>
@@ -14,11 +15,13 @@ namespace {
 
 // A waiting loop looks at `stop` and moves the heartbeat this often.
 constexpr uint64_t kLookNs = 50'000'000;
-// A full result ring means that the daemon does not read; it is asked again this often until it does or the worker is stopped.
+// A full result ring means that the daemon does not read; it is asked again this often until it
+// does or the worker is stopped.
 constexpr uint64_t kRingFullNs = 1'000'000;
 
 WindowOutcome BadPlan(PlanError error, uint32_t where) {
-  return {WindowStatus::kBadPlan, {.layer = 0, .row = where, .worker = 0, .detail = static_cast<uint32_t>(error)}};
+  return {WindowStatus::kBadPlan,
+          {.layer = 0, .row = where, .worker = 0, .detail = static_cast<uint32_t>(error)}};
 }
 
 // The table that an index of the tunables names; nullptr when this machine cannot run it.
@@ -79,7 +82,8 @@ void GpuWorkerLoop::RunWindow(const WindowPlan& plan, WindowResult* result) {
 
   // 1. Nothing of the plan is used before it is checked; what it refers to is copied.
   WindowOutcome outcome = Check(plan);
-  // 2. Tunables, when their epoch is new. After this line isa, threads, share, budget and policy are fixed for the window.
+  // 2. Tunables, when their epoch is new. After this line isa, threads, share, budget and policy
+  // are fixed for the window.
   if (outcome.ok()) outcome = ApplyTunables(plan.tunables);
   // 3. The plan becomes step parameters, if it fits what each slot has computed so far.
   StepParams params;
@@ -103,13 +107,16 @@ void GpuWorkerLoop::RunWindow(const WindowPlan& plan, WindowResult* result) {
   result->window_ns = NowNs() - begin;
   resident_experts_.store(result->resident_experts, std::memory_order_relaxed);
   resident_bytes_.store(result->resident_bytes, std::memory_order_relaxed);
-  windows_by_status_[static_cast<uint32_t>(outcome.status) % kStatuses].fetch_add(1, std::memory_order_relaxed);
+  windows_by_status_[static_cast<uint32_t>(outcome.status) % kStatuses].fetch_add(
+      1, std::memory_order_relaxed);
 }
 
 WindowOutcome GpuWorkerLoop::Check(const WindowPlan& plan) {
-  const PlanVerdict verdict = ValidatePlan(plan, options_.limits, parts_.window->sequences, areas_.get());
+  const PlanVerdict verdict =
+      ValidatePlan(plan, options_.limits, parts_.window->sequences, areas_.get());
   if (verdict.ok()) return {};
-  spdlog::error("window {} refused: {} (row or sequence {})", plan.window, PlanErrorText(verdict.error), verdict.where);
+  spdlog::error("window {} refused: {} (row or sequence {})", plan.window,
+                PlanErrorText(verdict.error), verdict.where);
   return BadPlan(verdict.error, verdict.where);
 }
 
@@ -123,7 +130,9 @@ WindowOutcome GpuWorkerLoop::ApplyTunables(const Tunables& tunables) {
     return BadPlan(PlanError::kTunables, 0);
   }
   if (tunables.split_policy == static_cast<uint32_t>(SplitPolicy::kBalanced)) {
-    spdlog::warn("split policy 'balanced' is not there on the cpu device; the fixed pull share {} is used", tunables.pull_share);
+    spdlog::warn(
+        "split policy 'balanced' is not there on the cpu device; the fixed pull share {} is used",
+        tunables.pull_share);
   }
   parts_.device->SetKernels(table);
   parts_.device->pool().SetActive(tunables.device_threads);
@@ -136,14 +145,16 @@ WindowOutcome GpuWorkerLoop::ApplyTunables(const Tunables& tunables) {
   return {};
 }
 
-WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of,
-                                     WindowResult* result) {
+WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& params,
+                                     const uint32_t* row_of, WindowResult* result) {
   uint64_t* stage_ns = plan.flags & kTimeStages ? result->stage_ns : nullptr;
   // A flush touches no expert: no border, no bell.
   if (params.n_rows == 0) return parts_.forward->Run(params, *parts_.lanes, stage_ns);
 
-  // The tier's tables change here and nowhere else. After this line no slot is given to another expert until the next window.
-  const TierStep step = parts_.tier->Border(static_cast<TierPolicy>(tunables_.tier_policy), tunables_.vram_budget_bytes);
+  // The tier's tables change here and nowhere else. After this line no slot is given to another
+  // expert until the next window.
+  const TierStep step = parts_.tier->Border(static_cast<TierPolicy>(tunables_.tier_policy),
+                                            tunables_.vram_budget_bytes);
   result->tier_swaps = step.swaps;
   result->tier_upload_bytes = step.upload_bytes;
 
@@ -172,31 +183,38 @@ WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& p
     if (plan.flags & kTraceRouting) WriteTrace(plan, params, row_of);
     if (stage_ns != nullptr) stage_ns[static_cast<uint32_t>(Stage::kSample)] += NowNs() - begin;
   }
-  if (stage_ns != nullptr) {  // the forward pass times hits and pulls together; the lanes know them apart
-    const uint64_t pull = std::min(result->lane_ns[static_cast<uint32_t>(Lane::kPull)], stage_ns[static_cast<uint32_t>(Stage::kHit)]);
+  if (stage_ns !=
+      nullptr) {  // the forward pass times hits and pulls together; the lanes know them apart
+    const uint64_t pull = std::min(result->lane_ns[static_cast<uint32_t>(Lane::kPull)],
+                                   stage_ns[static_cast<uint32_t>(Stage::kHit)]);
     stage_ns[static_cast<uint32_t>(Stage::kPull)] += pull;
     stage_ns[static_cast<uint32_t>(Stage::kHit)] -= pull;
   }
   return outcome;
 }
 
-void GpuWorkerLoop::FillRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of, WindowResult* result) {
+void GpuWorkerLoop::FillRows(const WindowPlan& plan, const StepParams& params,
+                             const uint32_t* row_of, WindowResult* result) {
   ParallelFor(parts_.device->pool(), params.n_rows, [&](uint32_t step_row) {
     const uint32_t plan_row = row_of[step_row];
-    if (plan.rows[plan_row].needs_logits) FillRow(plan, plan_row, step_row, &scratch_[step_row], &result->rows[plan_row]);
+    if (plan.rows[plan_row].needs_logits)
+      FillRow(plan, plan_row, step_row, &scratch_[step_row], &result->rows[plan_row]);
   });
 }
 
-void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t step_row, SamplerScratch* scratch, RowResult* out) {
+void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t step_row,
+                            SamplerScratch* scratch, RowResult* out) {
   const RowPlan& row = plan.rows[plan_row];
   const std::span<const float> logits(parts_.forward->logits(step_row), parts_.config->vocab);
   out->argmax = ArgmaxLogit(logits);
   if (row.pick) {
-    // Drafts up to and including this row's own token count like committed tokens; rows before are adjacent and ascending.
+    // Drafts up to and including this row's own token count like committed tokens; rows before are
+    // adjacent and ascending.
     int32_t drafts[kWindowRowsMax];
     uint32_t n_drafts = 0;
     for (uint32_t r = 0; r <= plan_row; ++r) {
-      if (plan.rows[r].seq_index == row.seq_index && plan.rows[r].kind == RowKind::kDraft) drafts[n_drafts++] = plan.rows[r].token;
+      if (plan.rows[r].seq_index == row.seq_index && plan.rows[r].kind == RowKind::kDraft)
+        drafts[n_drafts++] = plan.rows[r].token;
     }
     PickInput in;
     in.logits = logits;
@@ -211,7 +229,8 @@ void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t 
   if (row.pick || row.target >= 0) {
     const LogNormalizer norm = Normalize(logits);
     if (out->token >= 0) out->logprob = norm.LogProb(logits[static_cast<size_t>(out->token)]);
-    if (row.target >= 0) out->target_logprob = norm.LogProb(logits[static_cast<size_t>(row.target)]);
+    if (row.target >= 0)
+      out->target_logprob = norm.LogProb(logits[static_cast<size_t>(row.target)]);
   }
   if (row.top_logprobs > 0) {
     out->n_top = std::min<uint32_t>(row.top_logprobs, parts_.config->vocab);
@@ -220,22 +239,26 @@ void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t 
   if (plan.flags & kHashLogits) out->logits_hash = HashLogits(logits);
 }
 
-void GpuWorkerLoop::FillCounts(const StepParams& params, const uint32_t* row_of, WindowResult* result) const {
+void GpuWorkerLoop::FillCounts(const StepParams& params, const uint32_t* row_of,
+                               WindowResult* result) const {
   const LaneCounts& counts = parts_.lanes->counts();
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     result->lookups[lane] = counts.lookups[lane];
     result->bytes[lane] = counts.bytes[lane];
     result->lane_ns[lane] = counts.lane_ns[lane];
-    for (uint32_t r = 0; r < params.n_rows; ++r) result->rows[row_of[r]].lookups[lane] = counts.row_lookups[r][lane];
+    for (uint32_t r = 0; r < params.n_rows; ++r)
+      result->rows[row_of[r]].lookups[lane] = counts.row_lookups[r][lane];
   }
 }
 
-void GpuWorkerLoop::WriteTrace(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of) {
+void GpuWorkerLoop::WriteTrace(const WindowPlan& plan, const StepParams& params,
+                               const uint32_t* row_of) {
   RoutingTrace& trace = parts_.window->traces[plan.window % kWindowRingSlots];
   const uint32_t used = parts_.config->experts_used;
   for (uint32_t r = 0; r < params.n_rows; ++r) {
     for (uint32_t layer = 0; layer < parts_.config->layers; ++layer) {
-      std::memcpy(trace.ids[row_of[r]][layer], parts_.forward->routed(layer, r).ids, used * sizeof(uint16_t));
+      std::memcpy(trace.ids[row_of[r]][layer], parts_.forward->routed(layer, r).ids,
+                  used * sizeof(uint16_t));
     }
   }
 }
@@ -245,9 +268,11 @@ void GpuWorkerLoop::WorkerReplaced(uint32_t worker) {
 }
 
 std::map<std::string, double> GpuWorkerLoop::Statistics() const {
-  static constexpr const char* kNames[kStatuses] = {"windows_ok", "windows_aborted", "windows_not_finite", "windows_bad_plan"};
+  static constexpr const char* kNames[kStatuses] = {"windows_ok", "windows_aborted",
+                                                    "windows_not_finite", "windows_bad_plan"};
   std::map<std::string, double> values;
-  for (uint32_t i = 0; i < kStatuses; ++i) values[kNames[i]] = static_cast<double>(windows_by_status_[i].load());
+  for (uint32_t i = 0; i < kStatuses; ++i)
+    values[kNames[i]] = static_cast<double>(windows_by_status_[i].load());
   values["resident_experts"] = static_cast<double>(resident_experts_.load());
   values["resident_bytes"] = static_cast<double>(resident_bytes_.load());
   return values;

@@ -1,9 +1,12 @@
-// The loop of the GPU worker after "ready": take a plan, check it, run it, publish the result. Steps 4 to 10 of the life of a token.
+// The loop of the GPU worker after "ready": take a plan, check it, run it, publish the result.
+// Steps 4 to 10 of the life of a token.
 //
-//   plan taken | validated | tunables applied | tier border | staged | forward (lanes inside) | picked | result published
+//   plan taken | validated | tunables applied | tier border | staged | forward (lanes inside) |
+//   picked | result published
 //
-// A window either ends ok, or leaves nothing behind: the daemon may send the same rows again under a new number.
-// Thread: Run owns the calling thread. Counters may be read, and WorkerReplaced called, from any thread.
+// A window either ends ok, or leaves nothing behind: the daemon may send the same rows again under
+// a new number. Thread: Run owns the calling thread. Counters may be read, and WorkerReplaced
+// called, from any thread.
 #pragma once
 
 #include <atomic>
@@ -25,7 +28,7 @@ namespace lode {
 
 struct GpuLoopOptions {
   PlanLimits limits;
-  uint64_t spin_ns = 0;           // busy polling of the plan ring before sleeping
+  uint64_t spin_ns = 0;  // busy polling of the plan ring before sleeping
 };
 
 // What the loop drives; all outlive it.
@@ -58,9 +61,12 @@ class GpuWorkerLoop {
   bool Publish(const WindowResult& result, const std::atomic<bool>& stop);
   WindowOutcome Check(const WindowPlan& plan);
   WindowOutcome ApplyTunables(const Tunables& tunables);
-  WindowOutcome RunRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of, WindowResult* result);
-  void FillRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of, WindowResult* result);
-  void FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t step_row, SamplerScratch* scratch, RowResult* out);
+  WindowOutcome RunRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of,
+                        WindowResult* result);
+  void FillRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of,
+                WindowResult* result);
+  void FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t step_row,
+               SamplerScratch* scratch, RowResult* out);
   void FillCounts(const StepParams& params, const uint32_t* row_of, WindowResult* result) const;
   void WriteTrace(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of);
 
@@ -72,14 +78,16 @@ class GpuWorkerLoop {
   bool tunables_known_ = false;
   Tunables tunables_ = {};
   LanesWindow lanes_window_;
-  std::atomic<uint32_t> replaced_{0};    // bit per CPU worker, set by any thread, taken at a window border
+  std::atomic<uint32_t> replaced_{
+      0};  // bit per CPU worker, set by any thread, taken at a window border
 
   static constexpr uint32_t kStatuses = 4;
   std::atomic<uint64_t> windows_by_status_[kStatuses] = {};
   std::atomic<uint64_t> resident_experts_{0}, resident_bytes_{0};
 };
 
-// Rows of each sequence that hold under "a draft equals the row before's pick". Pure; exposed for tests.
+// Rows of each sequence that hold under "a draft equals the row before's pick". Pure; exposed for
+// tests.
 void ProposeAccepts(const WindowPlan& plan, WindowResult* result);
 
 }  // namespace lode

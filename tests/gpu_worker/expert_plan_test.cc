@@ -1,5 +1,6 @@
-// Properties of the lane decision over random routings: every routed id is planned exactly once, in order of first appearance, with
-// the right rows and places; hits are the residents; of the misses exactly the last (misses * share) >> 8 are pulled.
+// Properties of the lane decision over random routings: every routed id is planned exactly once, in
+// order of first appearance, with the right rows and places; hits are the residents; of the misses
+// exactly the last (misses * share) >> 8 are pulled.
 #include "gpu_worker/expert_plan.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +40,8 @@ std::vector<uint16_t> FirstAppearances(const Case& c) {
   std::vector<uint16_t> order;
   for (const RoutedRow& row : c.rows) {
     for (uint32_t o = 0; o < c.used; ++o) {
-      if (std::find(order.begin(), order.end(), row.ids[o]) == order.end()) order.push_back(row.ids[o]);
+      if (std::find(order.begin(), order.end(), row.ids[o]) == order.end())
+        order.push_back(row.ids[o]);
     }
   }
   return order;
@@ -88,7 +90,8 @@ TEST(ExpertPlan, HoldsItsPropertiesOnRandomRoutings) {
   }
 }
 
-// Seven misses at share 0.55 (round(256 * 0.55) = 141): 7 * 141 >> 8 = 3 are pulled, the last three.
+// Seven misses at share 0.55 (round(256 * 0.55) = 141): 7 * 141 >> 8 = 3 are pulled, the last
+// three.
 TEST(ExpertPlan, PublishedShareByHand) {
   RoutedRow row = {{10, 11, 12, 13, 14, 15, 16, 17}, {}};
   std::vector<uint16_t> residency(64, kNotResident);
@@ -98,7 +101,7 @@ TEST(ExpertPlan, PublishedShareByHand) {
   EXPECT_EQ(plan.n_by_lane[0], 1u);
   EXPECT_EQ(plan.n_by_lane[1], 3u);
   EXPECT_EQ(plan.n_by_lane[2], 4u);
-  EXPECT_EQ(plan.experts[4].lane, static_cast<uint32_t>(Lane::kCpu));   // expert 14: the fourth miss
+  EXPECT_EQ(plan.experts[4].lane, static_cast<uint32_t>(Lane::kCpu));  // expert 14: the fourth miss
   EXPECT_EQ(plan.experts[5].lane, static_cast<uint32_t>(Lane::kPull));  // expert 15
   EXPECT_EQ(plan.experts[2].slot, 5u);
 }

@@ -1,5 +1,6 @@
-// The tier against its rules: what is in a slot, when an evicted expert stops being planned, when an upload may start, when a newcomer is
-// planned, and that the budget holds through shrinks and grows.
+// The tier against its rules: what is in a slot, when an evicted expert stops being planned, when
+// an upload may start, when a newcomer is planned, and that the budget holds through shrinks and
+// grows.
 #include "gpu_worker/expert_tier.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,8 @@ uint64_t Soon() { return NowNs() + 5'000'000'000ull; }
 
 class TierTest : public ::testing::Test {
  protected:
-  explicit TierTest(uint32_t nodes = 2) : fake_(FakeShape{}, nodes), arenas_(fake_.layouts(), fake_.data()) {}
+  explicit TierTest(uint32_t nodes = 2)
+      : fake_(FakeShape{}, nodes), arenas_(fake_.layouts(), fake_.data()) {}
 
   std::unique_ptr<ExpertTier> Make(uint64_t slots, const std::vector<RankedExpert>& ranking = {}) {
     auto tier = ExpertTier::Create(arenas_, slots * arenas_.slot_bytes(0), ranking, nullptr);
@@ -41,11 +43,14 @@ class TierTest : public ::testing::Test {
         const uint16_t slot = tier.residency(layer)[e];
         if (slot == kNotResident) continue;
         ++resident;
-        EXPECT_TRUE(used.insert(slot).second) << "slot " << slot << " of layer " << layer << " twice";
+        EXPECT_TRUE(used.insert(slot).second)
+            << "slot " << slot << " of layer " << layer << " twice";
         for (uint32_t m = 0; m < 3; ++m) {
           const std::vector<uint8_t> whole = fake_.Whole(layer, e, m);
-          const uint8_t* at = tier.slot(layer, slot) + arenas_.shape(layer, static_cast<Matrix>(m)).slot_offset;
-          EXPECT_EQ(std::memcmp(at, whole.data(), whole.size()), 0) << "layer " << layer << " expert " << e;
+          const uint8_t* at =
+              tier.slot(layer, slot) + arenas_.shape(layer, static_cast<Matrix>(m)).slot_offset;
+          EXPECT_EQ(std::memcmp(at, whole.data(), whole.size()), 0)
+              << "layer " << layer << " expert " << e;
         }
       }
     }
@@ -115,7 +120,8 @@ TEST_F(TierTest, EvictedAtOncePlannedWhenLanded) {
   CheckTables(*tier, Budget(3));
 }
 
-// With windows in flight (a device that runs behind the host), the copy must wait for the last one that could read the slot.
+// With windows in flight (a device that runs behind the host), the copy must wait for the last one
+// that could read the slot.
 TEST_F(TierTest, UploadWaitsForTheLastWindowThatNamedTheSlot) {
   const auto tier = Make(3);
   for (int window = 0; window < 4; ++window) {
@@ -123,9 +129,12 @@ TEST_F(TierTest, UploadWaitsForTheLastWindowThatNamedTheSlot) {
     Route(tier.get(), 0, {5}, 2);
     if (window < 2) tier->WindowDone();
   }
-  EXPECT_EQ(tier->Border(TierPolicy::kDecayedLfu, Budget(3)).swaps, 1u);  // windows 3 and 4 still run with the old table
+  EXPECT_EQ(tier->Border(TierPolicy::kDecayedLfu, Budget(3)).swaps,
+            1u);  // windows 3 and 4 still run with the old table
   const std::vector<uint8_t> old = fake_.Whole(0, 0, 0);
-  const auto slot_is_old = [&] { return std::memcmp(tier->slot(0, 0), old.data(), old.size()) == 0; };
+  const auto slot_is_old = [&] {
+    return std::memcmp(tier->slot(0, 0), old.data(), old.size()) == 0;
+  };
   tier->WindowDone();  // window 3
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   ASSERT_TRUE(tier->WaitUploads(Soon()));
@@ -157,7 +166,8 @@ TEST_F(TierTest, ShrinksAndGrowsAtBorders) {
     tier->Border(TierPolicy::kDecayedLfu, Budget(slots));
     CheckTables(*tier, Budget(slots));
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      Route(tier.get(), layer, {static_cast<uint16_t>(rng() % kExperts), static_cast<uint16_t>(rng() % 3)}, 3);
+      Route(tier.get(), layer,
+            {static_cast<uint16_t>(rng() % kExperts), static_cast<uint16_t>(rng() % 3)}, 3);
     }
     tier->WindowDone();
     if (rng() % 2 == 0) {
@@ -175,7 +185,8 @@ TEST_F(TierTest, ShrinksAndGrowsAtBorders) {
 TEST_F(TierTest, AResizeWaitsForRunningWindows) {
   const auto tier = Make(6);
   tier->Border(TierPolicy::kStatic, Budget(6));
-  tier->Border(TierPolicy::kStatic, Budget(3));  // the first window is not done: slots must not move
+  tier->Border(TierPolicy::kStatic,
+               Budget(3));  // the first window is not done: slots must not move
   EXPECT_EQ(tier->resident_experts(), 6u);
   tier->WindowDone();
   tier->WindowDone();
@@ -192,7 +203,8 @@ TEST_F(TierTest, ShrinkGivesPagesBack) {
   ASSERT_TRUE(tier.ok());
   const auto present = [&] {
     std::vector<uint8_t> pages(64 * arenas.slot_bytes(0) / 4096);
-    EXPECT_EQ(mincore(const_cast<uint8_t*>((*tier)->slot(0, 0)), pages.size() * 4096, pages.data()), 0);
+    EXPECT_EQ(mincore(const_cast<uint8_t*>((*tier)->slot(0, 0)), pages.size() * 4096, pages.data()),
+              0);
     return std::count_if(pages.begin(), pages.end(), [](uint8_t p) { return p & 1; });
   };
   const auto before = present();
@@ -205,7 +217,8 @@ TEST_F(TierTest, ProfileRoundTrips) {
   const auto tier = Make(0);
   Route(tier.get(), 1, {4}, 3);
   Route(tier.get(), 2, {6}, 5);
-  const std::string path = (std::filesystem::temp_directory_path() / fmt::format("lode-profile-{}", getpid())).string();
+  const std::string path =
+      (std::filesystem::temp_directory_path() / fmt::format("lode-profile-{}", getpid())).string();
   ASSERT_TRUE(tier->WriteProfile(path).ok());
   std::stringstream text;
   text << std::ifstream(path).rdbuf();

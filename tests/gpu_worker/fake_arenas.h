@@ -1,5 +1,5 @@
-// Arenas of a made-up model in plain memory: random block bytes of whole matrices, cut into rows over N nodes as the CPU workers
-// would do it. For tests of the tier and the lanes.
+// Arenas of a made-up model in plain memory: random block bytes of whole matrices, cut into rows
+// over N nodes as the CPU workers would do it. For tests of the tier and the lanes.
 #pragma once
 
 #include <array>
@@ -30,9 +30,11 @@ class FakeArenas {
     return all;
   }
   // The whole matrix of an expert, as a file would hold it.
-  std::vector<uint8_t> Whole(uint32_t layer, uint32_t expert, uint32_t matrix, uint32_t seed = 1) const {
+  std::vector<uint8_t> Whole(uint32_t layer, uint32_t expert, uint32_t matrix,
+                             uint32_t seed = 1) const {
     const Format format = shape_.formats[layer % shape_.formats.size()][matrix];
-    const uint32_t rows = matrix == 2 ? shape_.hidden : shape_.width, columns = matrix == 2 ? shape_.width : shape_.hidden;
+    const uint32_t rows = matrix == 2 ? shape_.hidden : shape_.width,
+                   columns = matrix == 2 ? shape_.width : shape_.hidden;
     std::vector<uint8_t> bytes(RowBytes(format, columns) * rows);
     std::mt19937 rng(seed * 7919 + (layer * 1031 + expert) * 3 + matrix);
     FillBlocks(format, &rng, &bytes);
@@ -42,7 +44,8 @@ class FakeArenas {
  private:
   static uint64_t Align(uint64_t n) { return (n + 63) / 64 * 64; }
 
-  // Random codes with sane scales: the first two bytes of these formats' blocks are an fp16 scale (F32: whole numbers / 64).
+  // Random codes with sane scales: the first two bytes of these formats' blocks are an fp16 scale
+  // (F32: whole numbers / 64).
   static void FillBlocks(Format format, std::mt19937* rng, std::vector<uint8_t>* bytes) {
     if (format == Format::kF32) {
       for (size_t i = 0; i < bytes->size(); i += 4) {
@@ -57,7 +60,8 @@ class FakeArenas {
       const uint16_t scale = static_cast<uint16_t>(0x1800 + (*rng)() % 0x400);  // 2^-9 .. 2^-8
       std::memcpy(bytes->data() + i, &scale, 2);
       // Q4_K and Q5_1 have a second fp16 (the minimum's scale) behind it.
-      if (format == Format::kQ4_K || format == Format::kQ5_1) std::memcpy(bytes->data() + i + 2, &scale, 2);
+      if (format == Format::kQ4_K || format == Format::kQ5_1)
+        std::memcpy(bytes->data() + i + 2, &scale, 2);
     }
   }
 
@@ -91,11 +95,14 @@ class FakeArenas {
         Cut(Whole(l, x, 2, seed), layout.hidden_rows(), e.down_row_bytes, base + e.down_offset);
       }
     }
-    reinterpret_cast<ArenaHeader*>(data)->experts_complete = uint64_t{shape_.layers} * shape_.experts;
+    reinterpret_cast<ArenaHeader*>(data)->experts_complete =
+        uint64_t{shape_.layers} * shape_.experts;
     layouts_.push_back(layout);
   }
-  static void Cut(const std::vector<uint8_t>& whole, RowRange rows, uint32_t row_bytes, uint8_t* out) {
-    std::memcpy(out, whole.data() + uint64_t{rows.begin} * row_bytes, uint64_t{rows.size()} * row_bytes);
+  static void Cut(const std::vector<uint8_t>& whole, RowRange rows, uint32_t row_bytes,
+                  uint8_t* out) {
+    std::memcpy(out, whole.data() + uint64_t{rows.begin} * row_bytes,
+                uint64_t{rows.size()} * row_bytes);
   }
   struct Delete {
     void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(64)); }

@@ -1,6 +1,7 @@
-// The lanes give the bits of the obvious path (every expert computed in place from one copy of the file) whatever the split: pull share,
-// VRAM budget, tier policy, number of CPU workers, instruction sets; also when a worker dies and comes back. Real CPU workers,
-// real exchange segment, demo model.
+// The lanes give the bits of the obvious path (every expert computed in place from one copy of the
+// file) whatever the split: pull share, VRAM budget, tier policy, number of CPU workers,
+// instruction sets; also when a worker dies and comes back. Real CPU workers, real exchange
+// segment, demo model.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +35,8 @@ std::vector<LocalRow> WindowRows(uint32_t w, std::vector<uint32_t>* positions) {
   for (uint32_t slot = 0; slot < 2; ++slot) {
     for (uint32_t i = 0; i < counts[slot]; ++i) {
       const uint32_t position = (*positions)[slot]++;
-      rows.push_back({slot, position, static_cast<int32_t>((position * 7919 + slot * 104729 + 13) % 8000), true});
+      rows.push_back({slot, position,
+                      static_cast<int32_t>((position * 7919 + slot * 104729 + 13) % 8000), true});
     }
   }
   return rows;
@@ -53,7 +55,8 @@ class LanesBits : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {
   bool float_reference() const { return std::get<1>(GetParam()); }
 
   static uint64_t AllHashes(LocalEngine& engine, size_t n_rows, uint64_t hash) {
-    for (uint32_t r = 0; r < n_rows; ++r) hash = hash * 0x9e3779b97f4a7c15ull + HashLogits(engine.logits(r));
+    for (uint32_t r = 0; r < n_rows; ++r)
+      hash = hash * 0x9e3779b97f4a7c15ull + HashLogits(engine.logits(r));
     return hash;
   }
 
@@ -72,10 +75,11 @@ class LanesBits : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {
     return hash;
   }
 
-  // The same through lanes. `before` is called before each window and may set LanesWindow::cpu_lane_down.
+  // The same through lanes. `before` is called before each window and may set
+  // LanesWindow::cpu_lane_down.
   template <class F>
-  uint64_t ThroughLanes(LocalEngine& engine, CpuLanes& lanes, ExpertTier& tier, const Split& setup, uint64_t budget,
-                        LaneCounts* sum, F before) {
+  uint64_t ThroughLanes(LocalEngine& engine, CpuLanes& lanes, ExpertTier& tier, const Split& setup,
+                        uint64_t budget, LaneCounts* sum, F before) {
     std::vector<uint32_t> positions = {0, 0};
     uint64_t hash = 1;
     for (uint32_t w = 0; w < kWindows; ++w) {
@@ -86,7 +90,8 @@ class LanesBits : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {
       window.window = ++window_;
       window.share_256 = setup.share_256;
       window.kernels = &engine.device().kernels();
-      for (uint32_t i = 0; i < kCpuWorkersMax; ++i) window.cpu_isa[i] = setup.mixed_isa ? i % (BestIsa() + 1) : BestIsa();
+      for (uint32_t i = 0; i < kCpuWorkersMax; ++i)
+        window.cpu_isa[i] = setup.mixed_isa ? i % (BestIsa() + 1) : BestIsa();
       before(w, &window);
       lanes.BeginWindow(window);
       auto outcome = engine.Run(rows, &lanes);
@@ -94,11 +99,14 @@ class LanesBits : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {
       tier.WindowDone();
       tier.WaitUploads(NowNs() + 1'000'000'000);
       EXPECT_TRUE(outcome.ok()) << outcome.status();
-      EXPECT_TRUE(outcome->ok()) << "window " << w << " status " << static_cast<int>(outcome->status) << " layer "
-                                 << outcome->error.layer << " worker " << outcome->error.worker << " "
+      EXPECT_TRUE(outcome->ok()) << "window " << w << " status "
+                                 << static_cast<int>(outcome->status) << " layer "
+                                 << outcome->error.layer << " worker " << outcome->error.worker
+                                 << " "
                                  << LaneErrorText(static_cast<LaneError>(outcome->error.detail));
       hash = AllHashes(engine, rows.size(), hash);
-      for (uint32_t l = 0; l < kLanes; ++l) sum->lookups[l] += lanes.counts().lookups[l], sum->bytes[l] += lanes.counts().bytes[l];
+      for (uint32_t l = 0; l < kLanes; ++l)
+        sum->lookups[l] += lanes.counts().lookups[l], sum->bytes[l] += lanes.counts().bytes[l];
     }
     for (uint32_t s = 0; s < 2; ++s) engine.Restart(s);
     return hash;
@@ -128,14 +136,18 @@ TEST_P(LanesBits, EqualTheObviousPathWhateverTheSplit) {
   for (const double share : {0.0, 0.55, 1.0}) {
     for (const double budget : {0.0, 0.3, 1.0}) {
       for (const TierPolicy policy : {TierPolicy::kStatic, TierPolicy::kDecayedLfu}) {
-        Split setup = {static_cast<uint32_t>(std::lround(share * 256)), budget, policy, share == 0.55};
+        Split setup = {static_cast<uint32_t>(std::lround(share * 256)), budget, policy,
+                       share == 0.55};
         const uint64_t bytes = static_cast<uint64_t>(budget * static_cast<double>(all_bytes));
         auto tier = ExpertTier::Create(arenas, bytes, {}, nullptr);
         ASSERT_TRUE(tier.ok()) << tier.status();
-        CpuLanes lanes(Options(workers), arenas, tier->get(), workers.exchange().data(), &engine->device().pool());
+        CpuLanes lanes(Options(workers), arenas, tier->get(), workers.exchange().data(),
+                       &engine->device().pool());
         LaneCounts sum;
-        const uint64_t hash = ThroughLanes(*engine, lanes, **tier, setup, bytes, &sum, [](uint32_t, LanesWindow*) {});
-        EXPECT_EQ(hash, expected) << "share " << share << " budget " << budget << " policy " << static_cast<int>(policy);
+        const uint64_t hash =
+            ThroughLanes(*engine, lanes, **tier, setup, bytes, &sum, [](uint32_t, LanesWindow*) {});
+        EXPECT_EQ(hash, expected) << "share " << share << " budget " << budget << " policy "
+                                  << static_cast<int>(policy);
         // The split really was what the case says.
         EXPECT_EQ(sum.lookups[0] > 0, budget > 0);
         EXPECT_EQ(sum.lookups[1] > 0, share > 0 && budget < 1);
@@ -153,28 +165,33 @@ TEST_P(LanesBits, SurviveAWorkerThatDiesAndComesBack) {
   const uint64_t expected = Expected(*engine);
   auto tier = ExpertTier::Create(arenas, arenas.slot_bytes(0) * 100, {}, nullptr);
   ASSERT_TRUE(tier.ok());
-  CpuLanes lanes(Options(workers), arenas, tier->get(), workers.exchange().data(), &engine->device().pool());
+  CpuLanes lanes(Options(workers), arenas, tier->get(), workers.exchange().data(),
+                 &engine->device().pool());
   const uint32_t victim = n_workers() - 1;
   LaneCounts sum;
-  const uint64_t hash = ThroughLanes(*engine, lanes, **tier, {100, 0.3, TierPolicy::kDecayedLfu, false},
-                                     arenas.slot_bytes(0) * 100, &sum, [&](uint32_t w, LanesWindow* window) {
-    if (w == 4) workers.StopWorker(victim);
-    window->cpu_lane_down = w >= 4 && w < 8;
-    if (w == 8) {
-      workers.StartWorker(victim, 2);
-      lanes.WorkerReplaced(victim);
-    }
-  });
+  const uint64_t hash =
+      ThroughLanes(*engine, lanes, **tier, {100, 0.3, TierPolicy::kDecayedLfu, false},
+                   arenas.slot_bytes(0) * 100, &sum, [&](uint32_t w, LanesWindow* window) {
+                     if (w == 4) workers.StopWorker(victim);
+                     window->cpu_lane_down = w >= 4 && w < 8;
+                     if (w == 8) {
+                       workers.StartWorker(victim, 2);
+                       lanes.WorkerReplaced(victim);
+                     }
+                   });
   EXPECT_EQ(hash, expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Workers, LanesBits, ::testing::Values(std::tuple(1u, false), std::tuple(2u, false), std::tuple(3u, false),
-                                                               std::tuple(2u, true)));
+INSTANTIATE_TEST_SUITE_P(Workers, LanesBits,
+                         ::testing::Values(std::tuple(1u, false), std::tuple(2u, false),
+                                           std::tuple(3u, false), std::tuple(2u, true)));
 
-// ---- the bounded wait --------------------------------------------------------------------------------------------------------
+// ---- the bounded wait
+// --------------------------------------------------------------------------------------------------------
 class LanesWait : public ::testing::Test {
  protected:
-  LanesWait() : workers_(DemoModel(), 2, false, 2000), arenas_(workers_.Arenas()), engine_(Engine(false)) {
+  LanesWait()
+      : workers_(DemoModel(), 2, false, 2000), arenas_(workers_.Arenas()), engine_(Engine(false)) {
     options_.experts_used = workers_.config().experts_used;
     options_.generation = 1;
     options_.wait_ns = 3'000'000'000;
@@ -215,7 +232,8 @@ TEST_F(LanesWait, ADeadWorkerEndsTheWindowAndIsNamed) {
   const WindowOutcome outcome = RunLayer(&lanes, 2);
   const uint64_t took = NowNs() - begin;
   EXPECT_EQ(outcome.status, WindowStatus::kAborted);
-  // Worker 0 waits for worker 1's share of the hidden vectors and says so first: either way worker 1 is named.
+  // Worker 0 waits for worker 1's share of the hidden vectors and says so first: either way worker
+  // 1 is named.
   if (outcome.error.detail == static_cast<uint32_t>(LaneError::kPeerTimeout)) {
     EXPECT_EQ(outcome.error.row, 1u);
   } else {

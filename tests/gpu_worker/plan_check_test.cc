@@ -1,5 +1,6 @@
-// A good plan passes and its lists arrive in the copy; each single fault is refused with its own reason; random garbage never makes
-// the checker read outside its bounds (run under the address sanitizer as well).
+// A good plan passes and its lists arrive in the copy; each single fault is refused with its own
+// reason; random garbage never makes the checker read outside its bounds (run under the address
+// sanitizer as well).
 #include "gpu_worker/plan_check.h"
 
 #include <gtest/gtest.h>
@@ -61,7 +62,9 @@ class PlanCheck : public ::testing::Test {
     std::memcpy(area.heap + 144, &count, sizeof(count));
     return plan;
   }
-  PlanVerdict Check(const WindowPlan& plan) { return ValidatePlan(plan, kLimits, areas_.get(), copy_.get()); }
+  PlanVerdict Check(const WindowPlan& plan) {
+    return ValidatePlan(plan, kLimits, areas_.get(), copy_.get());
+  }
 
   std::unique_ptr<SequenceArea[]> areas_;
   std::unique_ptr<PlanAreas> copy_;
@@ -71,7 +74,8 @@ TEST_F(PlanCheck, AcceptsAGoodPlanAndCopiesItsLists) {
   const WindowPlan plan = Good();
   const PlanVerdict verdict = Check(plan);
   ASSERT_TRUE(verdict.ok()) << PlanErrorText(verdict.error) << " at " << verdict.where;
-  std::memset(static_cast<void*>(areas_.get()), 0xff, sizeof(SequenceArea) * kSequenceSlotsMax);  // a peer that goes on writing
+  std::memset(static_cast<void*>(areas_.get()), 0xff,
+              sizeof(SequenceArea) * kSequenceSlotsMax);  // a peer that goes on writing
   EXPECT_EQ(copy_->seqs[0].kv_blocks[1], 63u);
   EXPECT_EQ(copy_->Mask(plan.rows[0]), nullptr);
   EXPECT_EQ(copy_->Mask(plan.rows[3])[0] & 0xffu, 0xaau);
@@ -130,7 +134,10 @@ TEST_F(PlanCheck, RefusesEverySingleFault) {
       {PlanError::kRowOrder, [](P* p, A*) { p->rows[1].seq_index = 1, p->rows[2].seq_index = 0; }},
       {PlanError::kRowOrder, [](P* p, A*) { p->rows[1].position = 302; }},
       {PlanError::kRowOrder, [](P* p, A*) { p->rows[0].position = 299; }},
-      {PlanError::kPosition, [](P* p, A*) { p->seqs[0].committed = p->rows[0].position = 512, p->rows[1].position = 513; }},
+      {PlanError::kPosition,
+       [](P* p, A*) {
+         p->seqs[0].committed = p->rows[0].position = 512, p->rows[1].position = 513;
+       }},
       {PlanError::kToken, [](P* p, A*) { p->rows[0].token = -1; }},
       {PlanError::kToken, [](P* p, A*) { p->rows[0].token = 1000; }},
       {PlanError::kToken, [](P* p, A*) { p->rows[0].target = 1000; }},
@@ -140,7 +147,11 @@ TEST_F(PlanCheck, RefusesEverySingleFault) {
       {PlanError::kKind, [](P* p, A*) { p->rows[1].kind = RowKind::kPrompt; }},
       {PlanError::kOutputs, [](P* p, A*) { p->rows[0].kind = RowKind::kFlush; }},
       {PlanError::kKind, [](P* p, A*) { p->rows[1].kind = RowKind::kFlush; }},
-      {PlanError::kKind, [](P* p, A*) { p->rows[0] = RowPlan{}, p->rows[0].kind = RowKind::kFlush, p->rows[0].target = -1, p->rows[0].mask_offset = kNoMask; }},
+      {PlanError::kKind,
+       [](P* p, A*) {
+         p->rows[0] = RowPlan{}, p->rows[0].kind = RowKind::kFlush, p->rows[0].target = -1,
+         p->rows[0].mask_offset = kNoMask;
+       }},
       {PlanError::kKind, [](P* p, A*) { p->rows[0].kind = static_cast<RowKind>(77); }},
       {PlanError::kOutputs, [](P* p, A*) { p->rows[0].top_logprobs = kLogprobsMax + 1; }},
       {PlanError::kOutputs, [](P* p, A*) { p->rows[3].needs_logits = 0; }},
@@ -168,7 +179,8 @@ TEST_F(PlanCheck, SurvivesGarbage) {
   for (int round = 0; round < 20000; ++round) {
     WindowPlan plan = Good();
     auto* bytes = reinterpret_cast<uint8_t*>(&plan);
-    for (uint32_t i = rng() % 4; i > 0; --i) bytes[rng() % sizeof(plan)] ^= static_cast<uint8_t>(1u << rng() % 8);
+    for (uint32_t i = rng() % 4; i > 0; --i)
+      bytes[rng() % sizeof(plan)] ^= static_cast<uint8_t>(1u << rng() % 8);
     if (round % 10 == 0) {
       for (size_t i = 0; i < sizeof(plan); ++i) bytes[i] = static_cast<uint8_t>(rng());
       plan.generation = 7;

@@ -1,4 +1,5 @@
-// The pick against an obvious reference (sort, then filter), its distribution by chi-square over seeds, and its edge values.
+// The pick against an obvious reference (sort, then filter), its distribution by chi-square over
+// seeds, and its edge values.
 #include "gpu_worker/sampler.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +50,8 @@ std::vector<float> RandomLogits(std::mt19937* rng, size_t n, float spread, bool 
 std::vector<double> FilteredSoftmax(const std::vector<float>& logits, const SamplingPlan& s) {
   std::vector<size_t> order(logits.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
   if (s.top_k > 0 && s.top_k < order.size()) order.resize(s.top_k);
   const double max = logits[order[0]];
   std::vector<double> p(logits.size(), 0);
@@ -69,8 +71,8 @@ std::vector<double> FilteredSoftmax(const std::vector<float>& logits, const Samp
 
 TEST(Sampler, DrawsFollowTheFilteredSoftmax) {
   std::mt19937 rng(3);
-  const SamplingPlan plans[] = {Plan(1), Plan(0.7f), Plan(1.6f, 5), Plan(1, 0, 0.8f), Plan(1, 0, 1, 0.1f),
-                                Plan(0.9f, 12, 0.9f, 0.05f)};
+  const SamplingPlan plans[] = {Plan(1),          Plan(0.7f),          Plan(1.6f, 5),
+                                Plan(1, 0, 0.8f), Plan(1, 0, 1, 0.1f), Plan(0.9f, 12, 0.9f, 0.05f)};
   for (const SamplingPlan& base : plans) {
     const std::vector<float> logits = RandomLogits(&rng, 16, 1.5f, false);
     const std::vector<double> expected = FilteredSoftmax(logits, base);
@@ -92,7 +94,8 @@ TEST(Sampler, DrawsFollowTheFilteredSoftmax) {
         ++cells;
       }
     }
-    // 99.9 % bound of a chi-square by Wilson and Hilferty; the seeds are fixed, so the test is deterministic.
+    // 99.9 % bound of a chi-square by Wilson and Hilferty; the seeds are fixed, so the test is
+    // deterministic.
     const double df = std::max(cells - 1, 1);
     const double bound = df * std::pow(1 - 2 / (9 * df) + 3.09 * std::sqrt(2 / (9 * df)), 3);
     EXPECT_LT(chi, bound) << "temperature " << base.temperature << " top_k " << base.top_k;
@@ -112,8 +115,8 @@ TEST(Sampler, PositionsOfOneSeedAreIndependentDraws) {
   EXPECT_LT(chi, 37.7);  // 99.9 % of 15 degrees of freedom
 }
 
-// On a flat distribution the draw is the plain argmax of the Gumbel variates, lower id on equal values. 65,536 tokens on 2^23 uniform
-// numbers seldom tie at the top: the last three seeds do.
+// On a flat distribution the draw is the plain argmax of the Gumbel variates, lower id on equal
+// values. 65,536 tokens on 2^23 uniform numbers seldom tie at the top: the last three seeds do.
 TEST(Sampler, EqualGumbelsGoToTheLowerId) {
   const std::vector<float> logits(65536, 1.5f);
   SamplerScratch scratch(65536);
@@ -139,12 +142,14 @@ TEST(Sampler, EqualGumbelsGoToTheLowerId) {
   EXPECT_EQ(ties, 3);
 }
 
-// The survivors, exactly: the survivors of many draws at high temperature are compared with a sorted reference, with ties.
+// The survivors, exactly: the survivors of many draws at high temperature are compared with a
+// sorted reference, with ties.
 TEST(Sampler, FiltersKeepExactlyTheReferenceSet) {
   std::mt19937 rng(5);
   for (int round = 0; round < 60; ++round) {
     const std::vector<float> logits = RandomLogits(&rng, 12, 1, round % 2 == 0);
-    const SamplingPlan base = Plan(1, round % 3 == 0 ? 1 + rng() % 12 : 0, round % 4 == 0 ? 1 : 0.55f, round % 5 == 0 ? 0.3f : 0);
+    const SamplingPlan base = Plan(1, round % 3 == 0 ? 1 + rng() % 12 : 0,
+                                   round % 4 == 0 ? 1 : 0.55f, round % 5 == 0 ? 0.3f : 0);
     const std::vector<double> expected = FilteredSoftmax(logits, base);
     std::vector<int> seen(logits.size(), 0);
     for (int i = 0; i < 4000; ++i) {
@@ -171,8 +176,9 @@ TEST(Sampler, GreedyTakesTheHighestLogitAndTheLowerId) {
 
 TEST(Sampler, EdgeValuesNeverLeaveTheVocabulary) {
   const std::vector<std::vector<float>> cases = {
-      {0, 0, 0, 0}, {-kInf, -kInf, -kInf}, {kNan, kNan}, {kNan, 1, kNan}, {kInf, 1, kInf}, {kInf, -kInf, kNan},
-      {3.4e38f, -3.4e38f}, {1e-45f, 0}, {5}};
+      {0, 0, 0, 0},        {-kInf, -kInf, -kInf}, {kNan, kNan},
+      {kNan, 1, kNan},     {kInf, 1, kInf},       {kInf, -kInf, kNan},
+      {3.4e38f, -3.4e38f}, {1e-45f, 0},           {5}};
   for (const auto& logits : cases) {
     for (float temperature : {0.0f, 1e-45f, 1e-30f, 0.7f, 1e30f, 3e38f}) {
       for (float top_p : {1e-30f, 1e-7f, 0.5f, 1.0f}) {
@@ -181,7 +187,8 @@ TEST(Sampler, EdgeValuesNeverLeaveTheVocabulary) {
             const int32_t t = Pick(logits, Plan(temperature, top_k, top_p, min_p));
             ASSERT_GE(t, 0);
             ASSERT_LT(t, static_cast<int32_t>(logits.size()));
-            const bool any_finite = std::any_of(logits.begin(), logits.end(), [](float l) { return l > -kInf; });
+            const bool any_finite =
+                std::any_of(logits.begin(), logits.end(), [](float l) { return l > -kInf; });
             if (any_finite) {
               EXPECT_GT(logits[t], -kInf) << "NaN or -inf picked";
             }
@@ -336,7 +343,8 @@ TEST(SamplerMath, BaseAndFmaAgree) {
     EXPECT_EQ(std::memcmp(a, b, sizeof(a)), 0) << n;
     std::vector<SamplerCandidate> c(n), d(n);
     for (size_t i = 0; i < n; ++i) {
-      const uint32_t bits = canonical::BitsOf(-std::fabs(logits[i] != logits[i] ? 1.0f : logits[i]));
+      const uint32_t bits =
+          canonical::BitsOf(-std::fabs(logits[i] != logits[i] ? 1.0f : logits[i]));
       c[i].key = d[i].key = static_cast<uint64_t>(~bits) << 32;
     }
     kSamplerMathBase.fill_weights(c.data(), n);
@@ -349,7 +357,8 @@ TEST(SamplerMath, BaseAndFmaAgree) {
 TEST(Sampler, ShortcutsOfTheDrawChangeNothing) {
   std::mt19937 rng(99);
   for (int round = 0; round < 400; ++round) {
-    const std::vector<float> logits = RandomLogits(&rng, 500, round % 5 == 0 ? 0.1f : 3.0f * static_cast<float>(round % 7), false);
+    const std::vector<float> logits = RandomLogits(
+        &rng, 500, round % 5 == 0 ? 0.1f : 3.0f * static_cast<float>(round % 7), false);
     SamplingPlan s = Plan(1);
     s.seed = static_cast<uint64_t>(round);
     float max = -kInf, best = -kInf;

@@ -1,4 +1,5 @@
-// Placement and the decayed_lfu policy: properties over random counters, one round worked by hand, bad ranking files.
+// Placement and the decayed_lfu policy: properties over random counters, one round worked by hand,
+// bad ranking files.
 #include "gpu_worker/tier_policy.h"
 
 #include <gmock/gmock.h>
@@ -32,10 +33,10 @@ TEST(Ranking, ParsesAndRoundTrips) {
 
 TEST(Ranking, RefusesBadLinesByNumber) {
   const std::map<std::string, std::string> bad = {
-      {"0 1\n", "line 1"},          {"0 1 2\n0 9 1\n", "line 2"}, {"2 0 1", "outside"},
-      {"0 0 nan", "finite"},        {"0 0 -1", "0 or more"},      {"0 0 1 4", "expected"},
-      {"0 0 1\n0 0 2", "second"},   {"x 0 1", "expected"},        {"-1 0 1", "expected"},
-      {"0 0 inf", "finite"},        {"99999999999 0 1", "expected"}};
+      {"0 1\n", "line 1"},        {"0 1 2\n0 9 1\n", "line 2"},   {"2 0 1", "outside"},
+      {"0 0 nan", "finite"},      {"0 0 -1", "0 or more"},        {"0 0 1 4", "expected"},
+      {"0 0 1\n0 0 2", "second"}, {"x 0 1", "expected"},          {"-1 0 1", "expected"},
+      {"0 0 inf", "finite"},      {"99999999999 0 1", "expected"}};
   for (const auto& [text, why] : bad) {
     auto ranking = ParseRanking(text, 2, 4);
     ASSERT_FALSE(ranking.ok()) << text;
@@ -81,7 +82,8 @@ TEST(Placement, ResizeKeepsTheHottestResidents) {
   EXPECT_EQ(shrunk.resident[0], (std::vector<uint16_t>{1}));
   EXPECT_EQ(shrunk.resident[1], (std::vector<uint16_t>{0}));
   const Placement grown = PlaceExperts(resized, slot_bytes, 50);
-  EXPECT_EQ(grown.resident[0], (std::vector<uint16_t>{1, 0, 2}));  // all residents stay, the hottest other joins
+  EXPECT_EQ(grown.resident[0],
+            (std::vector<uint16_t>{1, 0, 2}));  // all residents stay, the hottest other joins
   EXPECT_EQ(grown.resident[1], (std::vector<uint16_t>{0, 1}));
 }
 
@@ -92,7 +94,7 @@ TEST(Placement, ResizeKeepsTheHottestResidents) {
 TEST(DecayedLfu, OneRoundByHand) {
   const std::vector<float> counts = {1, 4, 6, 2, 1.9f, 0, 0.5f, 3, 2, 2};
   using enum TierState;
-  const std::vector<TierState> states = {kResident, kResident, kAbsent, kAbsent, kAbsent,
+  const std::vector<TierState> states = {kResident, kResident, kAbsent,   kAbsent, kAbsent,
                                          kResident, kResident, kResident, kAbsent, kAbsent};
   const std::vector<Swap> swaps = PlanSwaps(counts, states, 2, 5, LfuParams{});
   ASSERT_EQ(swaps.size(), 3u);

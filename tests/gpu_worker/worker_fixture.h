@@ -1,4 +1,5 @@
-// CPU workers in threads of the test process, over real segments and the demo model: everything of a serving machine but the processes.
+// CPU workers in threads of the test process, over real segments and the demo model: everything of
+// a serving machine but the processes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +16,9 @@
 
 namespace lode {
 
-inline std::string DemoModel() { return std::string(LODE_SOURCE_DIR) + "/tests/models/demo-q4-with-mtp.gguf"; }
+inline std::string DemoModel() {
+  return std::string(LODE_SOURCE_DIR) + "/tests/models/demo-q4-with-mtp.gguf";
+}
 
 inline uint32_t BestIsa() {
   const IsaChoice* choices = nullptr;
@@ -30,8 +33,10 @@ inline uint32_t BestIsa() {
 // N CPU workers that serve one exchange segment until this object ends.
 class Workers {
  public:
-  // wait_ms: patience with peers, see LoadPlan; long by default, since a busy build machine must not fail a test.
-  Workers(const std::string& model, uint32_t n, bool float_reference = false, uint32_t wait_ms = 20'000) {
+  // wait_ms: patience with peers, see LoadPlan; long by default, since a busy build machine must
+  // not fail a test.
+  Workers(const std::string& model, uint32_t n, bool float_reference = false,
+          uint32_t wait_ms = 20'000) {
     auto source = ModelSource::Open(model);
     EXPECT_TRUE(source.ok()) << source.status();
     source_ = std::move(*source);
@@ -72,8 +77,9 @@ class Workers {
     }
     stops_[i] = std::make_unique<std::atomic<bool>>(false);
     workers_[i] = std::make_unique<CpuWorker>(i, generation);
-    auto ready = workers_[i]->Load(plan_, Fd(dup(exchange_->fd())), Fd(dup(arena_segments_[i]->fd())),
-                                   [](const std::string&, uint64_t, uint64_t) {}, *stops_[i]);
+    auto ready = workers_[i]->Load(
+        plan_, Fd(dup(exchange_->fd())), Fd(dup(arena_segments_[i]->fd())),
+        [](const std::string&, uint64_t, uint64_t) {}, *stops_[i]);
     EXPECT_TRUE(ready.ok()) << ready.status();
     threads_[i] = std::thread([w = workers_[i].get()] { w->Run(); });
   }

@@ -1,5 +1,6 @@
-// A whole GPU worker in process, with real CPU workers and rings: load, plans in, results out. Same picks and logits whatever the
-// tunables; drafts judged right; bad plans refused; void windows leave nothing behind; picks agree with the sampler on the same logits.
+// A whole GPU worker in process, with real CPU workers and rings: load, plans in, results out. Same
+// picks and logits whatever the tunables; drafts judged right; bad plans refused; void windows
+// leave nothing behind; picks agree with the sampler on the same logits.
 #include "gpu_worker/worker_loop.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +28,8 @@ class WorkerLoopTest : public ::testing::Test {
     EXPECT_TRUE(ready.ok()) << ready.status();
     thread_ = std::thread([this] { worker_->Run(); });
     for (uint32_t b = 0; b < 4; ++b) {
-      for (uint32_t slot = 0; slot < 2; ++slot) segment()->sequences[slot].kv_blocks[b] = slot * 4 + b;
+      for (uint32_t slot = 0; slot < 2; ++slot)
+        segment()->sequences[slot].kv_blocks[b] = slot * 4 + b;
     }
   }
   ~WorkerLoopTest() override {
@@ -47,7 +49,8 @@ class WorkerLoopTest : public ::testing::Test {
   }
   GpuSegments Segments() const {
     GpuSegments segments = {Fd(dup(window_->fd())), Fd(dup(workers_.exchange().fd())), {}};
-    for (uint32_t n = 0; n < workers_.n(); ++n) segments.arenas.emplace_back(dup(workers_.arena(n).fd()));
+    for (uint32_t n = 0; n < workers_.n(); ++n)
+      segments.arenas.emplace_back(dup(workers_.arena(n).fd()));
     return segments;
   }
   WindowSegment* segment() const { return window_->As<WindowSegment>(); }
@@ -61,8 +64,10 @@ class WorkerLoopTest : public ::testing::Test {
     EXPECT_EQ(result.window, plan.window);
     return result;
   }
-  // A window of `tokens` of one slot from `position` on; the last `drafts` of them are drafts. Every row picks.
-  WindowPlan Rows(uint32_t slot, uint64_t epoch, uint32_t position, const std::vector<int32_t>& tokens, uint32_t drafts = 0) const {
+  // A window of `tokens` of one slot from `position` on; the last `drafts` of them are drafts.
+  // Every row picks.
+  WindowPlan Rows(uint32_t slot, uint64_t epoch, uint32_t position,
+                  const std::vector<int32_t>& tokens, uint32_t drafts = 0) const {
     WindowPlan plan = {};
     plan.flags = kHashLogits;
     plan.tunables = tunables_;
@@ -102,7 +107,8 @@ class WorkerLoopTest : public ::testing::Test {
       if (step > 0) plan.rows[0].kind = RowKind::kDecode;
       if (each) each(step, &plan);
       const WindowResult result = Run(plan);
-      EXPECT_EQ(result.status, WindowStatus::kOk) << "step " << step << " detail " << result.error.detail;
+      EXPECT_EQ(result.status, WindowStatus::kOk)
+          << "step " << step << " detail " << result.error.detail;
       if (result.status != WindowStatus::kOk) break;
       position += plan.n_rows;
       const RowResult& last = result.rows[plan.n_rows - 1];
@@ -163,11 +169,13 @@ TEST_F(WorkerLoopTest, TextDoesNotDependOnTunables) {
 TEST_F(WorkerLoopTest, DraftsAreProposedByEqualityAndLeaveNoTrace) {
   const Text plain = Generate(8);
   ++epoch_;
-  // The prompt's last token and three drafts of which two are right; then the right ones are committed.
+  // The prompt's last token and three drafts of which two are right; then the right ones are
+  // committed.
   WindowResult r = Run(Rows(0, epoch_, 0, {100, 200, 300, 400}));
   ASSERT_EQ(r.status, WindowStatus::kOk);
   EXPECT_EQ(r.proposed_accepts[0], 4u);
-  WindowPlan plan = Rows(0, epoch_, 4, {500, plain.tokens[0], plain.tokens[1], plain.tokens[2] + 1}, 3);
+  WindowPlan plan =
+      Rows(0, epoch_, 4, {500, plain.tokens[0], plain.tokens[1], plain.tokens[2] + 1}, 3);
   plan.rows[0].kind = RowKind::kDecode;
   r = Run(plan);
   ASSERT_EQ(r.status, WindowStatus::kOk);
@@ -233,11 +241,13 @@ TEST_F(WorkerLoopTest, ResultsCarryWhatTheContractLists) {
   EXPECT_LE(r.rows[1].logprob, r.rows[1].top[0].logprob);
   const ModelConfig& c = workers_.config();
   uint64_t distinct = 0, bytes = 0;
-  for (uint32_t lane = 0; lane < kLanes; ++lane) distinct += r.lookups[lane], bytes += r.bytes[lane];
+  for (uint32_t lane = 0; lane < kLanes; ++lane)
+    distinct += r.lookups[lane], bytes += r.bytes[lane];
   EXPECT_GE(distinct, uint64_t{c.layers} * c.experts_used);
   EXPECT_GT(bytes, 0u);
   for (uint32_t row = 0; row < 3; ++row) {
-    EXPECT_EQ(r.rows[row].lookups[0] + r.rows[row].lookups[1] + r.rows[row].lookups[2], c.layers * c.experts_used);
+    EXPECT_EQ(r.rows[row].lookups[0] + r.rows[row].lookups[1] + r.rows[row].lookups[2],
+              c.layers * c.experts_used);
     for (uint32_t layer = 0; layer < c.layers; ++layer) {
       const uint16_t* ids = segment()->traces[r.window % kWindowRingSlots].ids[row][layer];
       for (uint32_t o = 0; o < c.experts_used; ++o) {
@@ -295,7 +305,8 @@ TEST(ProposeAccepts, CountsRowsUntilTheFirstWrongDraft) {
     result.rows[r].token = static_cast<int32_t>(r + 2);  // the row before picked 2, 3, 4, 5, ...
   }
   ProposeAccepts(plan, &result);
-  EXPECT_EQ(result.proposed_accepts[0], 3u);  // 1, 2, 3; 9 is wrong, and 5 behind it does not count although it equals the pick
+  EXPECT_EQ(result.proposed_accepts[0],
+            3u);  // 1, 2, 3; 9 is wrong, and 5 behind it does not count although it equals the pick
   EXPECT_EQ(result.proposed_accepts[1], 1u);
 }
 
