@@ -1,5 +1,6 @@
-// See prometheus.h. prometheus-cpp serves the page; a Collectable makes the families from EngineCounters and the engine's
-// snapshot when it is scraped, so nothing is registered or counted twice.
+// See prometheus.h. prometheus-cpp serves the page; a Collectable makes the families from
+// EngineCounters and the engine's snapshot when it is scraped, so nothing is registered or counted
+// twice.
 #include "daemon/api/prometheus.h"
 
 #include <prometheus/exposer.h>
@@ -23,9 +24,13 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 
 // Device index label of every metric that belongs to a GPU worker; one today.
 constexpr const char* kDevice = "0";
+// Two: a connection that says nothing holds one until its time-out, not the page.
+constexpr size_t kServingThreads = 2;
 constexpr const char* kReasons[] = {"stop", "length", "cancelled", "error"};
 
-double Value(const Counter& counter) { return static_cast<double>(counter.load(std::memory_order_relaxed)); }
+double Value(const Counter& counter) {
+  return static_cast<double>(counter.load(std::memory_order_relaxed));
+}
 double SecondsOf(const Counter& ns) { return Value(ns) * 1e-9; }
 
 ClientMetric WithLabels(const Labels& labels) {
@@ -47,7 +52,8 @@ void Gauge1(MetricFamily* family, const Labels& labels, double value) {
 void Histogram1(MetricFamily* family, const Labels& labels, const DurationHistogram& histogram) {
   ClientMetric metric = WithLabels(labels);
   for (size_t i = 0; i < DurationHistogram::kBuckets; ++i) {
-    metric.histogram.bucket.push_back({histogram.CumulativeCount(i), static_cast<double>(DurationHistogram::BoundNs(i)) * 1e-9});
+    metric.histogram.bucket.push_back(
+        {histogram.CumulativeCount(i), static_cast<double>(DurationHistogram::BoundNs(i)) * 1e-9});
   }
   const uint64_t all = histogram.CumulativeCount(DurationHistogram::kBuckets);
   metric.histogram.bucket.push_back({all, std::numeric_limits<double>::infinity()});
@@ -63,41 +69,73 @@ struct Sources {
 };
 
 void ByLane(MetricFamily* f, const std::array<Counter, kLanes>& counters, double scale) {
-  for (uint32_t l = 0; l < kLanes; ++l) Counter1(f, {{"device", kDevice}, {"lane", LaneName(l)}}, Value(counters[l]) * scale);
+  for (uint32_t l = 0; l < kLanes; ++l)
+    Counter1(f, {{"device", kDevice}, {"lane", LaneName(l)}}, Value(counters[l]) * scale);
 }
 
 // One function per row of LODE_METRICS.
-void FillHitRate(const Sources& x, MetricFamily* f) { Gauge1(f, {{"device", kDevice}}, x.s.hit_rate); }
-void FillPcieShare(const Sources& x, MetricFamily* f) { Gauge1(f, {{"device", kDevice}}, x.s.pcie_share); }
+void FillHitRate(const Sources& x, MetricFamily* f) {
+  Gauge1(f, {{"device", kDevice}}, x.s.hit_rate);
+}
+void FillPcieShare(const Sources& x, MetricFamily* f) {
+  Gauge1(f, {{"device", kDevice}}, x.s.pcie_share);
+}
 void FillLookups(const Sources& x, MetricFamily* f) { ByLane(f, x.c.lookups, 1); }
 void FillLaneBytes(const Sources& x, MetricFamily* f) { ByLane(f, x.c.lane_bytes, 1); }
 void FillLaneSeconds(const Sources& x, MetricFamily* f) { ByLane(f, x.c.lane_ns, 1e-9); }
 void FillStageSeconds(const Sources& x, MetricFamily* f) {
-  for (uint32_t i = 0; i < kStages; ++i) Counter1(f, {{"device", kDevice}, {"stage", StageName(i)}}, SecondsOf(x.c.stage_ns[i]));
+  for (uint32_t i = 0; i < kStages; ++i)
+    Counter1(f, {{"device", kDevice}, {"stage", StageName(i)}}, SecondsOf(x.c.stage_ns[i]));
 }
-void FillWindowSeconds(const Sources& x, MetricFamily* f) { Histogram1(f, {{"device", kDevice}}, x.c.window_time); }
+void FillWindowSeconds(const Sources& x, MetricFamily* f) {
+  Histogram1(f, {{"device", kDevice}}, x.c.window_time);
+}
 void FillWindows(const Sources& x, MetricFamily* f) {
   const std::pair<const char*, const Counter*> rows[] = {{"ok", &x.c.windows_ok},
                                                          {"aborted", &x.c.windows_aborted},
                                                          {"not_finite", &x.c.windows_not_finite},
                                                          {"bad_plan", &x.c.windows_bad_plan},
                                                          {"lost", &x.c.windows_lost}};
-  for (const auto& [status, counter] : rows) Counter1(f, {{"device", kDevice}, {"status", status}}, Value(*counter));
+  for (const auto& [status, counter] : rows)
+    Counter1(f, {{"device", kDevice}, {"status", status}}, Value(*counter));
 }
-void FillWindowRows(const Sources& x, MetricFamily* f) { Counter1(f, {{"device", kDevice}}, Value(x.c.window_rows)); }
-void FillTierSwaps(const Sources& x, MetricFamily* f) { Counter1(f, {{"device", kDevice}}, Value(x.c.tier_swaps)); }
-void FillTierUploadBytes(const Sources& x, MetricFamily* f) { Counter1(f, {{"device", kDevice}}, Value(x.c.tier_upload_bytes)); }
-void FillResidentExperts(const Sources& x, MetricFamily* f) { Gauge1(f, {{"device", kDevice}}, Value(x.c.resident_experts)); }
-void FillResidentBytes(const Sources& x, MetricFamily* f) { Gauge1(f, {{"device", kDevice}}, Value(x.c.resident_bytes)); }
+void FillWindowRows(const Sources& x, MetricFamily* f) {
+  Counter1(f, {{"device", kDevice}}, Value(x.c.window_rows));
+}
+void FillTierSwaps(const Sources& x, MetricFamily* f) {
+  Counter1(f, {{"device", kDevice}}, Value(x.c.tier_swaps));
+}
+void FillTierUploadBytes(const Sources& x, MetricFamily* f) {
+  Counter1(f, {{"device", kDevice}}, Value(x.c.tier_upload_bytes));
+}
+void FillResidentExperts(const Sources& x, MetricFamily* f) {
+  Gauge1(f, {{"device", kDevice}}, Value(x.c.resident_experts));
+}
+void FillResidentBytes(const Sources& x, MetricFamily* f) {
+  Gauge1(f, {{"device", kDevice}}, Value(x.c.resident_bytes));
+}
 void FillRequests(const Sources& x, MetricFamily* f) {
-  for (size_t i = 0; i < std::size(kReasons); ++i) Counter1(f, {{"reason", kReasons[i]}}, Value(x.c.requests_finished[i]));
+  for (size_t i = 0; i < std::size(kReasons); ++i)
+    Counter1(f, {{"reason", kReasons[i]}}, Value(x.c.requests_finished[i]));
 }
-void FillRequestsRefused(const Sources& x, MetricFamily* f) { Counter1(f, {}, Value(x.c.requests_refused)); }
-void FillPromptTokens(const Sources& x, MetricFamily* f) { Counter1(f, {}, Value(x.c.prompt_tokens)); }
-void FillGeneratedTokens(const Sources& x, MetricFamily* f) { Counter1(f, {}, Value(x.c.answer_tokens)); }
-void FillDraftedTokens(const Sources& x, MetricFamily* f) { Counter1(f, {}, Value(x.c.drafted_tokens)); }
-void FillAcceptedDrafts(const Sources& x, MetricFamily* f) { Counter1(f, {}, Value(x.c.accepted_draft_tokens)); }
-void FillTimeToFirstToken(const Sources& x, MetricFamily* f) { Histogram1(f, {}, x.c.first_token_time); }
+void FillRequestsRefused(const Sources& x, MetricFamily* f) {
+  Counter1(f, {}, Value(x.c.requests_refused));
+}
+void FillPromptTokens(const Sources& x, MetricFamily* f) {
+  Counter1(f, {}, Value(x.c.prompt_tokens));
+}
+void FillGeneratedTokens(const Sources& x, MetricFamily* f) {
+  Counter1(f, {}, Value(x.c.answer_tokens));
+}
+void FillDraftedTokens(const Sources& x, MetricFamily* f) {
+  Counter1(f, {}, Value(x.c.drafted_tokens));
+}
+void FillAcceptedDrafts(const Sources& x, MetricFamily* f) {
+  Counter1(f, {}, Value(x.c.accepted_draft_tokens));
+}
+void FillTimeToFirstToken(const Sources& x, MetricFamily* f) {
+  Histogram1(f, {}, x.c.first_token_time);
+}
 void FillTokenSeconds(const Sources& x, MetricFamily* f) { Histogram1(f, {}, x.c.token_time); }
 void FillQueueSeconds(const Sources& x, MetricFamily* f) { Histogram1(f, {}, x.c.queue_time); }
 void FillQueued(const Sources& x, MetricFamily* f) { Gauge1(f, {}, x.s.queued); }
@@ -110,13 +148,20 @@ void FillWorkerRestarts(const Sources& x, MetricFamily* f) {
 void FillWorkerUp(const Sources& x, MetricFamily* f) {
   for (const auto& w : x.s.workers) Gauge1(f, {{"worker", w.name}}, w.state == "ready" ? 1 : 0);
 }
-void FillSequencesRebuilt(const Sources& x, MetricFamily* f) { Counter1(f, {}, Value(x.c.sequences_rebuilt)); }
+void FillSequencesRebuilt(const Sources& x, MetricFamily* f) {
+  Counter1(f, {}, Value(x.c.sequences_rebuilt));
+}
 void FillStalls(const Sources& x, MetricFamily* f) { Counter1(f, {}, Value(x.c.stalls)); }
 void FillProgressAge(const Sources& x, MetricFamily* f) {
-  Gauge1(f, {}, x.s.last_progress_ns ? static_cast<double>(NowNs() - x.s.last_progress_ns) * 1e-9 : 0);
+  Gauge1(f, {},
+         x.s.last_progress_ns ? static_cast<double>(NowNs() - x.s.last_progress_ns) * 1e-9 : 0);
 }
 void FillInfo(const Sources& x, MetricFamily* f) {
-  Gauge1(f, {{"version", kVersion}, {"model", x.context.model_id}, {"device", x.context.options->device}}, 1);
+  // What the option "auto" became, once the engine knows.
+  const auto chosen = x.s.facts.find("device");
+  const std::string& device =
+      chosen == x.s.facts.end() ? x.context.options->device : chosen->second;
+  Gauge1(f, {{"version", kVersion}, {"model", x.context.model_id}, {"device", device}}, 1);
 }
 
 class EngineCollectable final : public prometheus::Collectable {
@@ -126,14 +171,14 @@ class EngineCollectable final : public prometheus::Collectable {
   std::vector<MetricFamily> Collect() const override {
     const Sources sources{context_, *context_.counters, context_.engine->Snapshot()};
     std::vector<MetricFamily> families;
-#define LODE_X(id, metric_name, kind, labels, help_text)                                     \
-  {                                                                                          \
-    MetricFamily family;                                                                     \
-    family.name = metric_name;                                                               \
-    family.help = help_text;                                                                 \
-    family.type = prometheus::MetricType::kind;                                              \
-    Fill##id(sources, &family);                                                              \
-    if (!family.metric.empty()) families.push_back(std::move(family));                       \
+#define LODE_X(id, metric_name, kind, labels, help_text)               \
+  {                                                                    \
+    MetricFamily family;                                               \
+    family.name = metric_name;                                         \
+    family.help = help_text;                                           \
+    family.type = prometheus::MetricType::kind;                        \
+    Fill##id(sources, &family);                                        \
+    if (!family.metric.empty()) families.push_back(std::move(family)); \
   }
     LODE_METRICS(LODE_X)
 #undef LODE_X
@@ -147,10 +192,12 @@ class EngineCollectable final : public prometheus::Collectable {
 class MetricsServerImpl final : public MetricsServer {
  public:
   MetricsServerImpl(const std::string& address, const ApiContext& context)
-      : collectable_(std::make_shared<EngineCollectable>(context)), exposer_(address, /*num_threads=*/1) {
+      : collectable_(std::make_shared<EngineCollectable>(context)),
+        exposer_(address, kServingThreads) {
     exposer_.RegisterCollectable(collectable_);
     const std::vector<int> ports = exposer_.GetListeningPorts();
-    address_ = address.substr(0, address.rfind(':')) + ":" + std::to_string(ports.empty() ? 0 : ports[0]);
+    address_ =
+        address.substr(0, address.rfind(':')) + ":" + std::to_string(ports.empty() ? 0 : ports[0]);
   }
   std::string address() const override { return address_; }
 
@@ -162,11 +209,15 @@ class MetricsServerImpl final : public MetricsServer {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<MetricsServer>> StartMetrics(const std::string& address, const ApiContext& context) {
+StatusOr<std::unique_ptr<MetricsServer>> StartMetrics(const std::string& address,
+                                                      const ApiContext& context) {
   try {
-    return StatusOr<std::unique_ptr<MetricsServer>>(std::make_unique<MetricsServerImpl>(address, context));
+    return StatusOr<std::unique_ptr<MetricsServer>>(
+        std::make_unique<MetricsServerImpl>(address, context));
   } catch (const std::exception& error) {  // civetweb's constructor throws when it cannot bind
-    return Unavailable("cannot serve metrics on {}: {}; is the address in use? (option metrics_listen)", address, error.what());
+    return Unavailable(
+        "cannot serve metrics on {}: {}; is the address in use? (option metrics_listen)", address,
+        error.what());
   }
 }
 

@@ -1,5 +1,5 @@
-// The Prometheus endpoint: a page made from the engine's counters at every scrape, by the one metric list. No metric is declared
-// anywhere else.
+// The Prometheus endpoint: a page made from the engine's counters at every scrape, by the one
+// metric list. No metric is declared anywhere else.
 #pragma once
 
 #include <memory>
@@ -16,6 +16,7 @@ class MetricsServer {
 };
 
 // Binds `address` (loopback) and serves /metrics.
-StatusOr<std::unique_ptr<MetricsServer>> StartMetrics(const std::string& address, const ApiContext& context);
+StatusOr<std::unique_ptr<MetricsServer>> StartMetrics(const std::string& address,
+                                                      const ApiContext& context);
 
 }  // namespace lode

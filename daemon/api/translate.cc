@@ -1,12 +1,13 @@
-// Step 1 of the life of a token: what a client asked, checked and completed with defaults. See translate.h.
+// Step 1 of the life of a token: what a client asked, checked and completed with defaults. See
+// translate.h.
 #include "daemon/api/translate.h"
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "daemon/utf8.h"
 #include "shared/shm/wait_word.h"
 
 namespace lode {
@@ -14,6 +15,11 @@ namespace {
 
 constexpr double kTemperatureMax = 100;  // beyond it every distribution is flat in float32
 constexpr double kPenaltyMax = 100;
+constexpr size_t kQuotedBytes = 64;  // of a client's own text in an error
+
+std::string Quoted(const std::string& text) {
+  return text.substr(0, ValidUtf8Prefix(std::string_view(text).substr(0, kQuotedBytes)));
+}
 
 // A float of the request inside [low, high]; NaN is outside every range.
 Status CheckRange(const char* field, double value, double low, double high) {
@@ -26,37 +32,48 @@ uint64_t RandomSeed() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-double Default(double from_file, double otherwise) { return from_file >= 0 ? from_file : otherwise; }
+double Default(double from_file, double otherwise) {
+  return from_file >= 0 ? from_file : otherwise;
+}
 
 Status FillSampling(const ApiContext& context, const v1::Sampling& in, Request* request) {
   const TokenizerData& file = *context.tokenizer_data;
-  const double temperature = in.has_temperature() ? in.temperature() : Default(file.temperature, 0.7);
+  const double temperature =
+      in.has_temperature() ? in.temperature() : Default(file.temperature, 0.7);
   const double top_p = in.has_top_p() ? in.top_p() : Default(file.top_p, 0.95);
   const double min_p = in.has_min_p() ? in.min_p() : Default(file.min_p, 0);
   const double repetition = in.has_repetition_penalty() ? in.repetition_penalty() : 1;
   LODE_RETURN_IF_ERROR(CheckRange("temperature", temperature, 0, kTemperatureMax));
-  LODE_RETURN_IF_ERROR(CheckRange("top_p", top_p, std::numeric_limits<float>::min(), 1));
-  LODE_RETURN_IF_ERROR(CheckRange("min_p", min_p, 0, 1));
+  if (!(top_p > 0 && top_p <= 1))
+    return InvalidArgument("sampling.top_p is {}; allowed are above 0 and up to 1", top_p);
+  if (!(min_p >= 0 && min_p < 1))
+    return InvalidArgument("sampling.min_p is {}; allowed are 0 to below 1", min_p);
   LODE_RETURN_IF_ERROR(CheckRange("repetition_penalty", repetition, 1 / kPenaltyMax, kPenaltyMax));
-  LODE_RETURN_IF_ERROR(CheckRange("presence_penalty", in.presence_penalty(), -kPenaltyMax, kPenaltyMax));
-  LODE_RETURN_IF_ERROR(CheckRange("frequency_penalty", in.frequency_penalty(), -kPenaltyMax, kPenaltyMax));
+  LODE_RETURN_IF_ERROR(
+      CheckRange("presence_penalty", in.presence_penalty(), -kPenaltyMax, kPenaltyMax));
+  LODE_RETURN_IF_ERROR(
+      CheckRange("frequency_penalty", in.frequency_penalty(), -kPenaltyMax, kPenaltyMax));
   SamplingPlan& out = request->sampling;
   out = {};
   out.temperature = static_cast<float>(temperature);
   out.top_p = static_cast<float>(top_p);
   out.min_p = static_cast<float>(min_p);
-  out.top_k = in.has_top_k() ? in.top_k() : (file.top_k >= 0 ? static_cast<uint32_t>(file.top_k) : 40);
+  out.top_k =
+      in.has_top_k() ? in.top_k() : (file.top_k >= 0 ? static_cast<uint32_t>(file.top_k) : 40);
   out.repetition_penalty = static_cast<float>(repetition);
   out.presence_penalty = in.presence_penalty();
   out.frequency_penalty = in.frequency_penalty();
   out.seed = in.has_seed() ? in.seed() : RandomSeed();
   if (in.logit_bias_size() > kLogitBiasMax) {
-    return InvalidArgument("sampling.logit_bias has {} entries; at most {} are allowed", in.logit_bias_size(), kLogitBiasMax);
+    return InvalidArgument("sampling.logit_bias has {} entries; at most {} are allowed",
+                           in.logit_bias_size(), kLogitBiasMax);
   }
   for (const auto& [token, bias] : in.logit_bias()) {
     if (!context.tokenizer->IsValid(token) || !std::isfinite(bias)) {
-      return InvalidArgument("sampling.logit_bias entry {}: {} is not a finite bias of a token of the vocabulary (0 to {})", token,
-                             bias, context.tokenizer->vocab_size() - 1);
+      return InvalidArgument(
+          "sampling.logit_bias entry {}: {} is not a finite bias of a token of the vocabulary (0 "
+          "to {})",
+          token, bias, context.tokenizer->vocab_size() - 1);
     }
     request->logit_bias.push_back({token, bias});
   }
@@ -68,21 +85,25 @@ Status FillSampling(const ApiContext& context, const v1::Sampling& in, Request* 
 
 Status FillStops(const ApiContext& context, const v1::Limits& in, Request* request) {
   if (in.stop_size() > kStopStringsPerRequest) {
-    return InvalidArgument("limits.stop has {} strings; at most {} are allowed", in.stop_size(), kStopStringsPerRequest);
+    return InvalidArgument("limits.stop has {} strings; at most {} are allowed", in.stop_size(),
+                           kStopStringsPerRequest);
   }
   for (const std::string& stop : in.stop()) {
     if (stop.empty() || stop.size() > static_cast<size_t>(kStopStringBytes)) {
-      return InvalidArgument("limits.stop holds a string of {} bytes; allowed are 1 to {}", stop.size(), kStopStringBytes);
+      return InvalidArgument("limits.stop holds a string of {} bytes; allowed are 1 to {}",
+                             stop.size(), kStopStringBytes);
     }
     request->stop.push_back(stop);
   }
   if (in.stop_tokens_size() > kStopStringsPerRequest) {
-    return InvalidArgument("limits.stop_tokens has {} ids; at most {} are allowed", in.stop_tokens_size(), kStopStringsPerRequest);
+    return InvalidArgument("limits.stop_tokens has {} ids; at most {} are allowed",
+                           in.stop_tokens_size(), kStopStringsPerRequest);
   }
   for (int32_t token : in.stop_tokens()) {
     if (!context.tokenizer->IsValid(token)) {
-      return InvalidArgument("limits.stop_tokens holds {}, which is not a token of the vocabulary (0 to {})", token,
-                             context.tokenizer->vocab_size() - 1);
+      return InvalidArgument(
+          "limits.stop_tokens holds {}, which is not a token of the vocabulary (0 to {})", token,
+          context.tokenizer->vocab_size() - 1);
     }
     request->stop_tokens.push_back(token);
   }
@@ -98,28 +119,33 @@ Status FillLimits(const ApiContext& context, const v1::Limits& in, Request* requ
   const size_t prompt = request->prompt.size();
   if (prompt == 0) return InvalidArgument("the prompt has no tokens; give at least one");
   if (prompt > context_tokens) {
-    return InvalidArgument("the prompt has {} tokens; the context holds {} (option context)", prompt, context_tokens);
+    return InvalidArgument("the prompt has {} tokens; the context holds {} (option context)",
+                           prompt, context_tokens);
   }
   const uint32_t room = context_tokens - static_cast<uint32_t>(prompt);
   request->prompt_logprobs = in.prompt_logprobs();
   if (in.has_max_tokens()) {
     if (in.max_tokens() == 0 && !in.prompt_logprobs()) {
-      return InvalidArgument("limits.max_tokens is 0; only a request with prompt_logprobs may ask for no tokens");
+      return InvalidArgument(
+          "limits.max_tokens is 0; only a request with prompt_logprobs may ask for no tokens");
     }
     if (in.max_tokens() > room) {
-      return InvalidArgument("limits.max_tokens is {}; after a prompt of {} tokens the context of {} leaves {}", in.max_tokens(),
-                             prompt, context_tokens, room);
+      return InvalidArgument(
+          "limits.max_tokens is {}; after a prompt of {} tokens the context of {} leaves {}",
+          in.max_tokens(), prompt, context_tokens, room);
     }
     request->max_tokens = in.max_tokens();
   } else {
     if (room == 0 && !in.prompt_logprobs()) {
-      return InvalidArgument("the prompt of {} tokens fills the context of {}; no answer fits", prompt, context_tokens);
+      return InvalidArgument("the prompt of {} tokens fills the context of {}; no answer fits",
+                             prompt, context_tokens);
     }
     request->max_tokens = std::min(room, context.options->max_tokens);
   }
   if (in.has_logprobs()) {
     if (in.logprobs() > kLogprobsMax) {
-      return InvalidArgument("limits.logprobs is {}; at most {} alternatives are reported", in.logprobs(), kLogprobsMax);
+      return InvalidArgument("limits.logprobs is {}; at most {} alternatives are reported",
+                             in.logprobs(), kLogprobsMax);
     }
     request->want_logprobs = true;
     request->top_logprobs = in.logprobs();
@@ -133,34 +159,45 @@ Status FillLimits(const ApiContext& context, const v1::Limits& in, Request* requ
 
 Status CheckModel(const ApiContext& context, const std::string& model) {
   if (model.empty() || model == context.model_id) return OkStatus();
-  return NotFound("model '{}' is not served here; the loaded model is '{}'", model, context.model_id);
+  return NotFound("model '{}' is not served here; the loaded model is '{}'",
+                  Quoted(model), context.model_id);
 }
 
 Status CheckTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (!tokenizer.IsValid(ids[i])) {
-      return InvalidArgument("tokens[{}] is {}, which is not a token of the vocabulary (0 to {})", i, ids[i],
-                             tokenizer.vocab_size() - 1);
+      return InvalidArgument("tokens[{}] is {}, which is not a token of the vocabulary (0 to {})",
+                             i, ids[i], tokenizer.vocab_size() - 1);
     }
   }
   return OkStatus();
 }
 
-Status CheckJson(const char* field, const std::string& text, bool array) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return InvalidArgument("{} is not valid JSON", field);
-  if (array && !json.is_array()) return InvalidArgument("{} must be a JSON array", field);
-  return OkStatus();
+// Values are spliced into the template's request as they are; how deep they nest is checked there.
+StatusOr<std::string> TemplateVariables(const v1::ChatRequest& in) {
+  std::string json;
+  for (const auto& [key, value] : in.template_options_json()) {
+    if (!nlohmann::json::accept(value)) {
+      return InvalidArgument("template_options_json['{}'] is not valid JSON: {}", key,
+                             Quoted(value));
+    }
+    json += json.empty() ? "{" : ",";
+    json += nlohmann::json(key).dump() + ":" + value;
+  }
+  if (!json.empty()) json += "}";
+  return json;
 }
 
 StatusOr<ChatRequest> ToTemplate(const v1::ChatRequest& in) {
   if (in.messages().empty()) return InvalidArgument("messages is empty; give at least one message");
   ChatRequest out;
   for (const v1::ChatMessage& m : in.messages()) {
-    if (m.role() != "system" && m.role() != "user" && m.role() != "assistant" && m.role() != "tool") {
-      return InvalidArgument("messages[{}].role is '{}'; allowed are system, user, assistant and tool", out.messages.size(), m.role());
+    if (m.role() != "system" && m.role() != "user" && m.role() != "assistant" &&
+        m.role() != "tool") {
+      return InvalidArgument(
+          "messages[{}].role is '{}'; allowed are system, user, assistant and tool",
+          out.messages.size(), Quoted(m.role()));
     }
-    if (!m.tool_calls_json().empty()) LODE_RETURN_IF_ERROR(CheckJson("tool_calls_json", m.tool_calls_json(), true));
     ChatMessage message;
     message.role = m.role();
     message.content = m.content();
@@ -170,15 +207,8 @@ StatusOr<ChatRequest> ToTemplate(const v1::ChatRequest& in) {
     message.tool_call_id = m.tool_call_id();
     out.messages.push_back(std::move(message));
   }
-  if (!in.tools_json().empty()) LODE_RETURN_IF_ERROR(CheckJson("tools_json", in.tools_json(), true));
   out.tools_json = in.tools_json();
-  nlohmann::json variables = nlohmann::json::object();
-  for (const auto& [key, value] : in.template_options_json()) {
-    nlohmann::json parsed = nlohmann::json::parse(value, nullptr, false);
-    if (parsed.is_discarded()) return InvalidArgument("template_options_json['{}'] is not valid JSON: {}", key, value);
-    variables[key] = std::move(parsed);
-  }
-  if (!variables.empty()) out.variables_json = variables.dump();
+  LODE_ASSIGN_OR_RETURN(out.variables_json, TemplateVariables(in));
   return out;
 }
 
@@ -212,7 +242,8 @@ void FillUsage(const RequestUsage& in, v1::Usage* out) {
   v1::TimingBreakdown* timing = out->mutable_timing();
   timing->set_windows(in.timing.windows);
   timing->set_window_seconds(Seconds(in.timing.window_ns));
-  for (uint32_t s = 0; s < kStages; ++s) (*timing->mutable_stage_seconds())[StageName(s)] = Seconds(in.timing.stage_ns[s]);
+  for (uint32_t s = 0; s < kStages; ++s)
+    (*timing->mutable_stage_seconds())[StageName(s)] = Seconds(in.timing.stage_ns[s]);
   for (uint32_t l = 0; l < kLanes; ++l) {
     (*timing->mutable_lane_seconds())[LaneName(l)] = Seconds(in.timing.lane_ns[l]);
     (*timing->mutable_lane_lookups())[LaneName(l)] = in.lookups[l];
@@ -223,8 +254,9 @@ void FillUsage(const RequestUsage& in, v1::Usage* out) {
 }  // namespace
 
 const char* StageName(uint32_t stage) {
-  static constexpr const char* kNames[kStages] = {"embed", "hyper",  "deltanet", "attention", "ple",  "router", "hit",
-                                                  "pull",  "shared", "cpu_wait", "combine",   "head", "sample", "draft"};
+  static constexpr const char* kNames[kStages] = {
+      "embed", "hyper",  "deltanet", "attention", "ple",  "router", "hit",
+      "pull",  "shared", "cpu_wait", "combine",   "head", "sample", "draft"};
   return stage < kStages ? kNames[stage] : "?";
 }
 
@@ -253,7 +285,12 @@ StatusOr<Request> ToRequest(const ApiContext& context, const v1::GenerateRequest
 StatusOr<Request> ToRequest(const ApiContext& context, const v1::ChatRequest& in) {
   LODE_RETURN_IF_ERROR(CheckModel(context, in.model()));
   if (context.chat_template == nullptr) {
-    return FailedPrecondition("the model '{}' has no chat template; use Generate with a prompt", context.model_id);
+    return FailedPrecondition("the model '{}' has no chat template; use Generate with a prompt",
+                              context.model_id);
+  }
+  if (in.limits().prompt_logprobs()) {
+    return InvalidArgument(
+        "limits.prompt_logprobs is answered by Generate only; render the conversation there");
   }
   LODE_ASSIGN_OR_RETURN(const ChatRequest chat, ToTemplate(in));
   LODE_ASSIGN_OR_RETURN(const std::string prompt, context.chat_template->Render(chat));
@@ -271,7 +308,8 @@ void ToProto(const Tokenizer& tokenizer, const StreamEvent& event, v1::Delta* de
 }
 
 void ToProto(const Tokenizer& tokenizer, const StreamEvent& event, v1::PromptLogprobs* prompt) {
-  for (const TokenOut& token : event.prompt_tokens) FillToken(tokenizer, token, prompt->add_tokens());
+  for (const TokenOut& token : event.prompt_tokens)
+    FillToken(tokenizer, token, prompt->add_tokens());
   for (int32_t id : event.prompt_argmax) prompt->add_argmax(id);
 }
 
@@ -317,6 +355,8 @@ void ToProto(const ApiContext& context, const EngineSnapshot& s, v1::StatusRespo
   out->set_hit_rate(s.hit_rate);
   out->set_pcie_share(s.pcie_share);
   out->set_seconds_since_progress(s.last_progress_ns ? Seconds(NowNs() - s.last_progress_ns) : 0);
+  out->set_requests(context.counters->requests_submitted.load(std::memory_order_relaxed));
+  out->set_tokens(context.counters->answer_tokens.load(std::memory_order_relaxed));
   out->set_model(context.model_id);
   for (const auto& [key, value] : s.facts) (*out->mutable_facts())[key] = value;
 }

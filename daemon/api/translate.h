@@ -1,5 +1,5 @@
-// Between the client protocol and the engine's types: validation, defaults, and nothing else. Every refusal is one sentence
-// naming the field, the value and what is allowed.
+// Between the client protocol and the engine's types: validation, defaults, and nothing else. Every
+// refusal is one sentence naming the field, the value and what is allowed.
 #pragma once
 
 #include <string>
@@ -23,7 +23,8 @@ void ToProto(const Tokenizer& tokenizer, const StreamEvent& event, v1::PromptLog
 void ToProto(const FinishEvent& finish, v1::Finish* out);
 void ToProto(const ApiContext& context, const EngineSnapshot& snapshot, v1::StatusResponse* out);
 
-// "embed", "hyper", ... and "hit", "pull", "cpu": the names used in metrics, --timing and the protocol.
+// "embed", "hyper", ... and "hit", "pull", "cpu": the names used in metrics, --timing and the
+// protocol.
 const char* StageName(uint32_t stage);
 const char* LaneName(uint32_t lane);
 

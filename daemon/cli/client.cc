@@ -1,4 +1,5 @@
-// See client.h. The private stack: loded beside this binary, its own 0700 folder, no TCP port, ended by SIGTERM and by our death.
+// See client.h. The private stack: loded beside this binary, its own 0700 folder, no TCP port,
+// ended by SIGTERM and by our death.
 #include "daemon/cli/client.h"
 
 #include <fcntl.h>
@@ -16,6 +17,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "daemon/cli/interrupt.h"
 #include "shared/base/fd.h"
 
 namespace lode::cli {
@@ -24,15 +26,16 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr milliseconds kProbe{1000};        // a daemon that does not answer Status by then is not there
-constexpr milliseconds kPoll{50};           // between two looks at a loading daemon
-constexpr seconds kStopGrace{10};           // after SIGTERM
-constexpr seconds kUnansweredLimit{20};     // a daemon that was there and stopped answering
+constexpr milliseconds kProbe{5000};  // a daemon that does not answer Status by then is not there
+constexpr milliseconds kPoll{50};     // between two looks at a loading daemon
+constexpr seconds kStopGrace{10};     // after SIGTERM
+constexpr seconds kListenLimit{120};  // a private daemon listens by then: its model file is open
+constexpr seconds kUnansweredLimit{20};  // a daemon that was there and stopped answering
 
 std::vector<std::string> UsualTargets() {
   std::vector<std::string> targets;
-  if (const char* env = std::getenv("LODE_SOCKET")) targets.emplace_back(env);
-  if (const char* xdg = std::getenv("XDG_RUNTIME_DIR")) targets.push_back(std::string(xdg) + "/lode/lode.sock");
+  if (const char* xdg = std::getenv("XDG_RUNTIME_DIR"))
+    targets.push_back(std::string(xdg) + "/lode/lode.sock");
   targets.push_back("/run/lode/lode.sock");
   targets.push_back("/tmp/lode-" + std::to_string(getuid()) + "/lode.sock");
   return targets;
@@ -90,10 +93,15 @@ void ProgressLine::Clear() {
 StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options) {
   std::unique_ptr<Client> client(new Client);
   if (!options.private_stack) {
-    if (!options.socket.empty()) {
-      const std::string target = options.socket.find(':') == std::string::npos ? "unix:" + options.socket : options.socket;
+    // One that was named is meant: no other one is tried.
+    const char* env = std::getenv("LODE_SOCKET");
+    const std::string named = !options.socket.empty() ? options.socket : env != nullptr ? env : "";
+    if (!named.empty()) {
+      const std::string target = named.find(':') == std::string::npos ? "unix:" + named : named;
       if (!client->TryTarget(target)) {
-        return Unavailable("no daemon answers on {}; is the path right, and may you open it (group lode)?", target);
+        return Unavailable(
+            "no daemon answers on {}; is the path right, and may you open it (group lode)?",
+            target);
       }
     } else {
       for (const std::string& path : UsualTargets()) {
@@ -101,17 +109,20 @@ StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options)
       }
     }
   }
-  if (!client->stub_) LODE_RETURN_IF_ERROR(client->StartPrivate(options));
-  LODE_RETURN_IF_ERROR(client->WaitReady(options.quiet));
+  const bool found = client->stub_ != nullptr;
+  if (!found) LODE_RETURN_IF_ERROR(client->StartPrivate(options));
+  if (options.wait_ready || !found) LODE_RETURN_IF_ERROR(client->WaitReady(options.quiet));
   return client;
 }
 
 bool Client::TryTarget(const std::string& target) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  // Calls of one process share connections by default; a private stack that was replaced must not be found again.
+  // Calls of one process share connections by default; a private stack that was replaced must not
+  // be found again.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  auto stub = v1::LodeService::NewStub(grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments));
+  auto stub = v1::LodeService::NewStub(
+      grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments));
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() + kProbe);
   v1::StatusResponse response;
@@ -123,14 +134,18 @@ bool Client::TryTarget(const std::string& target) {
 
 Status Client::StartPrivate(const ConnectOptions& options) {
   if (options.model.empty()) {
-    return NotFound("no daemon is running and no model is named; start the service, or give --model FILE to start a private one");
+    return NotFound(
+        "no daemon is running and no model is named; start the service, or give --model FILE to "
+        "start a private one");
   }
   std::string dir = (std::filesystem::temp_directory_path() / "lode-private-XXXXXX").string();
   if (mkdtemp(dir.data()) == nullptr) return ErrnoStatus("making a folder like " + dir, errno);
   private_dir_ = dir;
+  SetInterruptCleanup([this] { StopPrivate(); });
   const std::string log = dir + "/loded.log";
-  std::vector<std::string> args = {BinaryFolder() + "/loded", "--model", options.model, "--runtime_dir", dir, "--listen", "",
-                                   "--metrics_listen", ""};
+  std::vector<std::string> args = {
+      BinaryFolder() + "/loded", "--model", options.model, "--runtime_dir", dir, "--listen", "",
+      "--metrics_listen",        ""};
   args.insert(args.end(), options.daemon_flags.begin(), options.daemon_flags.end());
   std::vector<char*> argv;
   for (std::string& arg : args) argv.push_back(arg.data());
@@ -141,6 +156,8 @@ Status Client::StartPrivate(const ConnectOptions& options) {
   daemon_ = fork();
   if (daemon_ < 0) return ErrnoStatus("fork", errno);
   if (daemon_ == 0) {
+    setpgid(0, 0);  // Ctrl-C is for us: it cancels an answer, the stack lives on
+    UnblockInterrupts();
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(127);
     dup2(log_fd.get(), STDERR_FILENO);
@@ -149,12 +166,18 @@ Status Client::StartPrivate(const ConnectOptions& options) {
     _exit(127);
   }
   const std::string target = "unix:" + dir + "/lode.sock";
+  const auto deadline = std::chrono::steady_clock::now() + kListenLimit;
   for (;;) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      return DeadlineExceeded("the private daemon did not listen within {} s; its last words:\n{}",
+                              kListenLimit.count(), LastLines(log, 2000));
+    }
     if (access((dir + "/lode.sock").c_str(), F_OK) == 0 && TryTarget(target)) return OkStatus();
     int status = 0;
     if (waitpid(daemon_, &status, WNOHANG) == daemon_) {
       daemon_ = -1;
-      return Unavailable("the private daemon ended while starting; its last words:\n{}", LastLines(log, 2000));
+      return Unavailable("the private daemon ended while starting; its last words:\n{}",
+                         LastLines(log, 2000));
     }
     std::this_thread::sleep_for(kPoll);
   }
@@ -172,23 +195,32 @@ Status Client::WaitReady(bool quiet) {
     if (status.ok()) {
       answered = now;
       if (response.state() == "ready" || response.state() == "degraded") return OkStatus();
-      if (response.state() == "failed") return FailedPrecondition("the daemon cannot serve: {}", response.detail());
-      if (response.state() == "draining") return Unavailable("the daemon is stopping; try again in a few seconds");
+      if (response.state() == "failed")
+        return FailedPrecondition("the daemon cannot serve: {}", response.detail());
+      if (response.state() == "draining")
+        return Unavailable("the daemon is stopping; try again in a few seconds");
       progress.Show(response.load_progress(), response.detail());
     }
     int exit_status = 0;
     if (daemon_ > 0 && waitpid(daemon_, &exit_status, WNOHANG) == daemon_) {
       daemon_ = -1;
       progress.Clear();
-      return Unavailable("the private daemon ended while loading; its last words:\n{}", LastLines(private_dir_ + "/loded.log", 2000));
+      return Unavailable("the private daemon ended while loading; its last words:\n{}",
+                         LastLines(private_dir_ + "/loded.log", 2000));
     }
-    if (now - answered > kUnansweredLimit) return Unavailable("the daemon on {} stopped answering: {}", target_, status.error_message());
+    if (now - answered > kUnansweredLimit)
+      return Unavailable("the daemon on {} stopped answering: {}", target_, status.error_message());
     std::this_thread::sleep_for(kPoll);
   }
 }
 
 Client::~Client() {
+  SetInterruptCleanup(nullptr);
   stub_.reset();
+  StopPrivate();
+}
+
+void Client::StopPrivate() {
   if (daemon_ > 0) {
     kill(daemon_, SIGTERM);
     const auto deadline = std::chrono::steady_clock::now() + kStopGrace;

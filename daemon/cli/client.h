@@ -1,5 +1,5 @@
-// The connection of the command line to a daemon: one that runs already, or a private stack started for this command and
-// stopped with it. Blocking gRPC; single thread.
+// The connection of the command line to a daemon: one that runs already, or a private stack started
+// for this command and stopped with it. Blocking gRPC; single thread.
 #pragma once
 
 #include <sys/types.h>
@@ -14,16 +14,18 @@
 namespace lode::cli {
 
 struct ConnectOptions {
-  std::string socket;               // empty: $LODE_SOCKET, then the usual places
-  std::string model;                // for a private stack
-  bool private_stack = false;       // start one even when a daemon runs
+  std::string socket;                     // empty: $LODE_SOCKET, then the usual places
+  std::string model;                      // for a private stack
+  bool private_stack = false;             // start one even when a daemon runs
   std::vector<std::string> daemon_flags;  // passed on to a private loded
-  bool quiet = false;               // no progress on stderr
+  bool quiet = false;                     // no progress on stderr
+  bool wait_ready = true;                 // false: a daemon that still loads will do
 };
 
 class Client {
  public:
-  // Connects to a ready daemon (waits while it loads), or starts a private one. Errors say what to do next.
+  // Connects to a ready daemon (waits while it loads), or starts a private one. Errors say what to
+  // do next.
   static StatusOr<std::unique_ptr<Client>> Connect(const ConnectOptions& options);
   ~Client();  // stops a private stack
 
@@ -35,10 +37,11 @@ class Client {
   Status StartPrivate(const ConnectOptions& options);
   Status WaitReady(bool quiet);
   bool TryTarget(const std::string& target);
+  void StopPrivate();
 
   std::unique_ptr<v1::LodeService::Stub> stub_;
   std::string target_;
-  std::string private_dir_;   // removed at the end
+  std::string private_dir_;  // removed at the end
   pid_t daemon_ = -1;
 };
 

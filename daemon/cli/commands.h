@@ -1,5 +1,6 @@
-// The commands of `lode`. Each gets its parsed options and returns an error of one sentence, which main prints; the exit code is 0
-// or 1. Text of answers goes to stdout, everything else to stderr.
+// The commands of `lode`. Each gets its parsed options and returns an error of one sentence, which
+// main prints; the exit code is 0 or 1, and 2 for wrong flags. Text of answers goes to stdout,
+// everything else to stderr.
 #pragma once
 
 #include <string>
@@ -20,16 +21,16 @@ struct SamplingOptions {
 struct RunOptions {
   ConnectOptions connect;
   SamplingOptions sampling;
-  std::string prompt;         // "-": standard input
-  std::string system;         // system message
-  bool raw = false;           // continue the prompt itself, without the chat template
+  std::string prompt;  // "-": standard input
+  std::string system;  // system message
+  bool raw = false;    // continue the prompt itself, without the chat template
   bool think = false, no_think = false;
   bool timing = false, summary = false, hash = false;
 };
 Status Run(const RunOptions& options);
 Status Chat(const RunOptions& options);
 
-Status ShowStatus(const ConnectOptions& connect, bool json);
+Status ShowStatus(ConnectOptions connect, bool json);
 Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw);
 Status Inspect(const std::string& model, bool tensors);
 

@@ -1,5 +1,5 @@
-// `lode eval FILE`: how well the served model predicts a text: teacher-forced nats per token, and how often its first choice
-// equals that of a saved run (another pack, another engine version).
+// `lode eval FILE`: how well the served model predicts a text: teacher-forced nats per token, and
+// how often its first choice equals that of a saved run (another pack, another engine version).
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -18,8 +18,9 @@ namespace {
 
 struct Evaluation {
   std::string model;
-  std::vector<int32_t> tokens;   // of the text
-  std::vector<int32_t> argmax;   // the model's first choice for the token after position i, chunk by chunk
+  std::vector<int32_t> tokens;  // of the text
+  std::vector<int32_t>
+      argmax;  // the model's first choice for the token after position i, chunk by chunk
   double nats = 0;
   uint64_t scored = 0;
 };
@@ -56,7 +57,11 @@ Status ScoreChunk(Client& client, const int32_t* tokens, size_t n, Evaluation* o
 }
 
 Status Save(const Evaluation& e, const std::string& path) {
-  nlohmann::json json = {{"model", e.model}, {"tokens", e.tokens}, {"argmax", e.argmax}, {"nats", e.nats}, {"scored", e.scored}};
+  nlohmann::json json = {{"model", e.model},
+                         {"tokens", e.tokens},
+                         {"argmax", e.argmax},
+                         {"nats", e.nats},
+                         {"scored", e.scored}};
   std::ofstream file(path);
   file << json.dump() << "\n";
   return file ? OkStatus() : Unavailable("cannot write '{}'", path);
@@ -65,25 +70,35 @@ Status Save(const Evaluation& e, const std::string& path) {
 Status Compare(const Evaluation& e, const std::string& path) {
   LODE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (json.is_discarded() || !json.contains("argmax") || !json["argmax"].is_array() || !json.contains("tokens") ||
-      !json["tokens"].is_array()) {
+  if (json.is_discarded() || !json.contains("argmax") || !json["argmax"].is_array() ||
+      !json.contains("tokens") || !json["tokens"].is_array()) {
     return InvalidArgument("'{}' is no saved evaluation (lode eval --save)", path);
   }
   for (const char* key : {"argmax", "tokens"}) {
     for (const auto& v : json[key]) {
-      if (!v.is_number_integer()) return InvalidArgument("'{}' is damaged: {} holds something that is no token id", path, key);
+      if (!v.is_number_integer())
+        return InvalidArgument("'{}' is damaged: {} holds something that is no token id", path,
+                               key);
     }
   }
   const std::vector<int32_t> other = json["argmax"], tokens = json["tokens"];
   if (tokens != e.tokens || other.size() != e.argmax.size()) {
-    return InvalidArgument("'{}' was made from another text or with another --chunk or --limit; the runs cannot be compared", path);
+    return InvalidArgument(
+        "'{}' was made from another text or with another --chunk or --limit; the runs cannot be "
+        "compared",
+        path);
   }
   size_t equal = 0;
   for (size_t i = 0; i < other.size(); ++i) equal += other[i] == e.argmax[i];
-  const double nats = json.value("nats", 0.0), scored = json.value("scored", 0.0);
+  const auto number = [&](const char* key) {
+    return json.contains(key) && json[key].is_number() ? json[key].get<double>() : 0.0;
+  };
+  const double nats = number("nats"), scored = number("scored");
   std::printf("top1_agreement=%.4f (of %zu positions) nats_per_token_there=%.4f difference=%+.4f\n",
-              other.empty() ? 1.0 : static_cast<double>(equal) / static_cast<double>(other.size()), other.size(),
-              scored > 0 ? nats / scored : 0, e.nats / static_cast<double>(std::max<uint64_t>(1, e.scored)) - (scored > 0 ? nats / scored : 0));
+              other.empty() ? 1.0 : static_cast<double>(equal) / static_cast<double>(other.size()),
+              other.size(), scored > 0 ? nats / scored : 0,
+              e.nats / static_cast<double>(std::max<uint64_t>(1, e.scored)) -
+                  (scored > 0 ? nats / scored : 0));
   return OkStatus();
 }
 
@@ -101,7 +116,9 @@ Status Eval(const EvalOptions& options) {
   Evaluation e;
   e.tokens.assign(tokenized.ids().begin(), tokenized.ids().end());
   if (options.limit > 0 && e.tokens.size() > options.limit) e.tokens.resize(options.limit);
-  if (e.tokens.size() < 2) return InvalidArgument("'{}' has {} tokens; at least two are needed to score one", options.file, e.tokens.size());
+  if (e.tokens.size() < 2)
+    return InvalidArgument("'{}' has {} tokens; at least two are needed to score one", options.file,
+                           e.tokens.size());
   {
     grpc::ClientContext models_call;
     v1::ListModelsResponse models;
@@ -117,9 +134,10 @@ Status Eval(const EvalOptions& options) {
                   fmt::format("{:.4f} nats/token", e.nats / static_cast<double>(e.scored)));
   }
   progress.Clear();
-  std::printf("nats_per_token=%.6f perplexity=%.4f tokens=%llu chunk=%u model=%s\n", e.nats / static_cast<double>(e.scored),
-              std::exp(e.nats / static_cast<double>(e.scored)), static_cast<unsigned long long>(e.scored), options.chunk,
-              e.model.c_str());
+  std::printf("nats_per_token=%.6f perplexity=%.4f tokens=%llu chunk=%u model=%s\n",
+              e.nats / static_cast<double>(e.scored),
+              std::exp(e.nats / static_cast<double>(e.scored)),
+              static_cast<unsigned long long>(e.scored), options.chunk, e.model.c_str());
   if (!options.compare.empty()) LODE_RETURN_IF_ERROR(Compare(e, options.compare));
   if (!options.save.empty()) LODE_RETURN_IF_ERROR(Save(e, options.save));
   return OkStatus();

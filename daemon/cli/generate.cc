@@ -1,30 +1,19 @@
-// `lode run` and `lode chat`: send a prompt, print the answer as it comes, then (asked) where the time went.
+// `lode run` and `lode chat`: send a prompt, print the answer as it comes, then (asked) where the
+// time went.
 #include <grpcpp/grpcpp.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <utility>
 
 #include "daemon/cli/commands.h"
+#include "daemon/cli/interrupt.h"
 
 namespace lode::cli {
 namespace {
-
-std::atomic<grpc::ClientContext*> current_call{nullptr};  // what Ctrl-C cancels
-
-void OnInterrupt(int) {
-  // TryCancel only posts to the call; a second Ctrl-C ends the program.
-  if (grpc::ClientContext* call = current_call.exchange(nullptr)) {
-    call->TryCancel();
-  } else {
-    _exit(130);
-  }
-}
 
 void FillSampling(const SamplingOptions& in, v1::Sampling* sampling, v1::Limits* limits) {
   if (in.temperature >= 0) sampling->set_temperature(static_cast<float>(in.temperature));
@@ -37,8 +26,8 @@ void FillSampling(const SamplingOptions& in, v1::Sampling* sampling, v1::Limits*
 }
 
 // Reads the stream to its end; prints text as it comes.
-template <class Reader, class Response>
-StatusOr<v1::Finish> Print(Reader& reader, grpc::ClientContext& call, std::string* answer) {
+template <class Response>
+StatusOr<v1::Finish> Print(grpc::ClientReader<Response>& reader, std::string* answer) {
   Response response;
   v1::Finish finish;
   bool finished = false;
@@ -54,12 +43,11 @@ StatusOr<v1::Finish> Print(Reader& reader, grpc::ClientContext& call, std::strin
     }
   }
   const grpc::Status status = reader.Finish();
-  current_call.store(nullptr);
-  (void)call;
   if (!status.ok() && status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpc(status);
   if (!answer->empty() && answer->back() != '\n') std::fputc('\n', stdout);
   std::fflush(stdout);
-  if (finished && finish.reason() == v1::FINISH_REASON_ERROR) return Internal("the answer ended early: {}", finish.error());
+  if (finished && finish.reason() == v1::FINISH_REASON_ERROR)
+    return Internal("the answer ended early: {}", finish.error());
   if (!finished) finish.set_reason(v1::FINISH_REASON_CANCELLED);
   return finish;
 }
@@ -73,11 +61,15 @@ double TokensPerSecond(const v1::Usage& usage) {
 void PrintTiming(const v1::Finish& finish) {
   const v1::Usage& usage = finish.usage();
   const v1::TimingBreakdown& timing = usage.timing();
-  std::fprintf(stderr, "\nprompt   %u tokens in %.3f s (queued %.3f s)\nanswer   %u tokens in %.3f s, %.2f tokens/s, seed %llu\n",
-               usage.prompt_tokens(), usage.prompt_seconds(), usage.queue_seconds(), usage.completion_tokens(),
-               usage.decode_seconds(), TokensPerSecond(usage), static_cast<unsigned long long>(finish.seed()));
+  std::fprintf(stderr,
+               "\nprompt   %u tokens in %.3f s (queued %.3f s)\nanswer   %u tokens in %.3f s, %.2f "
+               "tokens/s, seed %llu\n",
+               usage.prompt_tokens(), usage.prompt_seconds(), usage.queue_seconds(),
+               usage.completion_tokens(), usage.decode_seconds(), TokensPerSecond(usage),
+               static_cast<unsigned long long>(finish.seed()));
   const double windows = std::max<double>(1, static_cast<double>(timing.windows()));
-  std::fprintf(stderr, "windows  %llu, %.3f ms each\n", static_cast<unsigned long long>(timing.windows()),
+  std::fprintf(stderr, "windows  %llu, %.3f ms each\n",
+               static_cast<unsigned long long>(timing.windows()),
                timing.window_seconds() / windows * 1e3);
   std::vector<std::pair<double, std::string>> stages;
   double known = 0;
@@ -92,25 +84,29 @@ void PrintTiming(const v1::Finish& finish) {
     std::fprintf(stderr, "%-10s %12.4f %7.1f%%\n", name.c_str(), seconds / windows * 1e3,
                  timing.window_seconds() > 0 ? seconds / timing.window_seconds() * 100 : 0);
   }
-  std::fprintf(stderr, "%-10s %12s %12s %14s %10s\n", "lane", "lookups", "ms/window", "MB/window", "GB/s");
+  std::fprintf(stderr, "%-10s %12s %12s %14s %10s\n", "lane", "lookups", "ms/window", "MB/window",
+               "GB/s");
   for (const char* lane : {"hit", "pull", "cpu"}) {
     const double seconds = timing.lane_seconds().count(lane) ? timing.lane_seconds().at(lane) : 0;
-    const double bytes = timing.lane_bytes().count(lane) ? static_cast<double>(timing.lane_bytes().at(lane)) : 0;
+    const double bytes =
+        timing.lane_bytes().count(lane) ? static_cast<double>(timing.lane_bytes().at(lane)) : 0;
     const uint64_t lookups = timing.lane_lookups().count(lane) ? timing.lane_lookups().at(lane) : 0;
-    std::fprintf(stderr, "%-10s %12llu %12.4f %14.3f %10.2f\n", lane, static_cast<unsigned long long>(lookups),
-                 seconds / windows * 1e3, bytes / windows * 1e-6, seconds > 0 ? bytes / seconds * 1e-9 : 0);
+    std::fprintf(stderr, "%-10s %12llu %12.4f %14.3f %10.2f\n", lane,
+                 static_cast<unsigned long long>(lookups), seconds / windows * 1e3,
+                 bytes / windows * 1e-6, seconds > 0 ? bytes / seconds * 1e-9 : 0);
   }
-  std::fprintf(stderr, "hit_rate %.3f, of the misses: pcie_share %.3f, cpu_share %.3f\n", usage.hit_rate(), usage.pcie_share(),
-               usage.cpu_share());
+  std::fprintf(stderr, "hit_rate %.3f, of the misses: pcie_share %.3f, cpu_share %.3f\n",
+               usage.hit_rate(), usage.pcie_share(), usage.cpu_share());
 }
 
 void PrintEnd(const RunOptions& options, const v1::Finish& finish) {
   if (options.timing) PrintTiming(finish);
-  if (options.hash) std::printf("logits_hash=%016llx\n", static_cast<unsigned long long>(finish.logits_hash()));
+  if (options.hash)
+    std::printf("logits_hash=%016llx\n", static_cast<unsigned long long>(finish.logits_hash()));
   if (options.summary) {
     const v1::Usage& usage = finish.usage();
-    std::printf("tokens_per_second=%.2f hit_rate=%.3f pcie_share=%.3f cpu_share=%.3f\n", TokensPerSecond(usage),
-                usage.hit_rate(), usage.pcie_share(), usage.cpu_share());
+    std::printf("tokens_per_second=%.2f hit_rate=%.3f pcie_share=%.3f cpu_share=%.3f\n",
+                TokensPerSecond(usage), usage.hit_rate(), usage.pcie_share(), usage.cpu_share());
   }
 }
 
@@ -121,9 +117,9 @@ void FillThinking(const RunOptions& options, v1::ChatRequest* request) {
 
 StatusOr<v1::Finish> SendChat(Client& client, const v1::ChatRequest& request, std::string* answer) {
   grpc::ClientContext call;
-  current_call.store(&call);
-  auto reader = client.stub().Chat(&call, request);
-  return Print<decltype(*reader)&, v1::ChatResponse>(*reader, call, answer);
+  const CancelOnInterrupt interrupt(&call);
+  const auto reader = client.stub().Chat(&call, request);
+  return Print(*reader, answer);
 }
 
 StatusOr<std::string> ReadPrompt(const std::string& prompt) {
@@ -144,7 +140,6 @@ void AddMessage(v1::ChatRequest* request, const char* role, const std::string& c
 Status Run(const RunOptions& options) {
   LODE_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(options.prompt));
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(options.connect));
-  signal(SIGINT, OnInterrupt);
   std::string answer;
   StatusOr<v1::Finish> finish = Internal("not sent");
   if (options.raw) {
@@ -153,9 +148,9 @@ Status Run(const RunOptions& options) {
     FillSampling(options.sampling, request.mutable_sampling(), request.mutable_limits());
     request.mutable_limits()->set_hash_logits(options.hash);
     grpc::ClientContext call;
-    current_call.store(&call);
-    auto reader = client->stub().Generate(&call, request);
-    finish = Print<decltype(*reader)&, v1::GenerateResponse>(*reader, call, &answer);
+    const CancelOnInterrupt interrupt(&call);
+    const auto reader = client->stub().Generate(&call, request);
+    finish = Print(*reader, &answer);
   } else {
     v1::ChatRequest request;
     if (!options.system.empty()) AddMessage(&request, "system", options.system);
@@ -167,18 +162,24 @@ Status Run(const RunOptions& options) {
   }
   if (!finish.ok()) return finish.status();
   PrintEnd(options, *finish);
+  if (finish->reason() == v1::FINISH_REASON_CANCELLED) {
+    return Error(StatusCode::kCancelled, "the answer was cancelled");
+  }
   return OkStatus();
 }
 
 Status Chat(const RunOptions& options) {
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(options.connect));
-  signal(SIGINT, OnInterrupt);
   v1::ChatRequest request;
   FillSampling(options.sampling, request.mutable_sampling(), request.mutable_limits());
   FillThinking(options, &request);
   if (!options.system.empty()) AddMessage(&request, "system", options.system);
   const bool terminal = isatty(STDIN_FILENO) != 0;
-  if (terminal) std::fprintf(stderr, "Connected to %s. An empty line or Ctrl-D ends; Ctrl-C stops an answer; /new forgets.\n", client->target().c_str());
+  if (terminal)
+    std::fprintf(
+        stderr,
+        "Connected to %s. An empty line or Ctrl-D ends; Ctrl-C stops an answer; /new forgets.\n",
+        client->target().c_str());
   std::string line;
   for (;;) {
     if (terminal) std::fprintf(stderr, "> ");

@@ -1,19 +1,26 @@
-// `lode`, the command line: a client of the daemon, and a few offline tools. Parsing and help only; commands.h has the rest.
+// `lode`, the command line: a client of the daemon, and a few offline tools. Parsing and help only;
+// commands.h has the rest.
 #include <CLI/CLI.hpp>
-
 #include <cstdio>
 
 #include "daemon/cli/commands.h"
+#include "daemon/cli/interrupt.h"
 #include "shared/base/version.h"
 
 namespace lode::cli {
 namespace {
 
 void AddConnect(CLI::App* app, ConnectOptions* o) {
-  app->add_option("--socket", o->socket, "Unix socket or host:port of the daemon (else $LODE_SOCKET and the usual places)");
-  app->add_option("--model", o->model, "Model for a private stack: GGUF file, shard, folder, or synth:...");
-  app->add_flag("--private", o->private_stack, "Start a private stack even when a daemon runs; it ends with the command");
-  app->add_option("--daemon-flag", o->daemon_flags, "Passed on to a private loded, e.g. --daemon-flag=--cpu_workers=2")->allow_extra_args(false);
+  app->add_option(
+      "--socket", o->socket,
+      "Unix socket or host:port of the daemon (else $LODE_SOCKET and the usual places)");
+  app->add_option("--model", o->model,
+                  "Model for a private stack: GGUF file, shard, folder, or synth:...");
+  app->add_flag("--private", o->private_stack,
+                "Start a private stack even when a daemon runs; it ends with the command");
+  app->add_option("--daemon-flag", o->daemon_flags,
+                  "Passed on to a private loded, e.g. --daemon-flag=--cpu_workers=2")
+      ->allow_extra_args(false);
   app->add_flag("--quiet", o->quiet, "No progress on standard error");
 }
 
@@ -21,28 +28,42 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
   AddConnect(app, &o->connect);
   SamplingOptions& s = o->sampling;
   app->add_option("--system", o->system, "System message");
-  app->add_option("-n,--max-tokens", s.max_tokens, "Longest answer, in tokens")->check(CLI::Range(1, 1 << 20));
-  app->add_option("-t,--temperature", s.temperature, "0 = always the likeliest token")->check(CLI::Range(0.0, 100.0));
-  app->add_option("--top-k", s.top_k, "Keep the k likeliest tokens; 0 = off")->check(CLI::Range(0, 1 << 20));
-  app->add_option("--top-p", s.top_p, "Keep the likeliest tokens of this total probability; 1 = off")->check(CLI::Range(0.0, 1.0));
-  app->add_option("--min-p", s.min_p, "Drop tokens below this share of the likeliest; 0 = off")->check(CLI::Range(0.0, 1.0));
-  app->add_option("--seed", s.seed, "The same seed gives the same answer, always")->check(CLI::Range(int64_t{0}, INT64_MAX));
-  app->add_option("--stop", s.stop, "End the answer before this text (may be repeated)")->allow_extra_args(false);
-  auto* think = app->add_flag("--think", o->think, "Ask the template for a thought before the answer");
+  app->add_option("-n,--max-tokens", s.max_tokens, "Longest answer, in tokens")
+      ->check(CLI::Range(1, 1 << 20));
+  app->add_option("-t,--temperature", s.temperature, "0 = always the likeliest token")
+      ->check(CLI::Range(0.0, 100.0));
+  app->add_option("--top-k", s.top_k, "Keep the k likeliest tokens; 0 = off")
+      ->check(CLI::Range(0, 1 << 20));
+  app->add_option("--top-p", s.top_p,
+                  "Keep the likeliest tokens of this total probability; 1 = off")
+      ->check(CLI::Range(0.0, 1.0));
+  app->add_option("--min-p", s.min_p, "Drop tokens below this share of the likeliest; 0 = off")
+      ->check(CLI::Range(0.0, 1.0));
+  app->add_option("--seed", s.seed, "The same seed gives the same answer, always")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX));
+  app->add_option("--stop", s.stop, "End the answer before this text (may be repeated)")
+      ->allow_extra_args(false);
+  auto* think =
+      app->add_flag("--think", o->think, "Ask the template for a thought before the answer");
   app->add_flag("--no-think", o->no_think, "Ask the template for no thought")->excludes(think);
   app->add_flag("--timing", o->timing, "Print where the time went, by stage and lane");
-  app->add_flag("--summary", o->summary, "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...");
+  app->add_flag("--summary", o->summary,
+                "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...");
   app->add_flag("--hash", o->hash, "Print the hash over the logits of the answer");
 }
+
+constexpr int kUsageError = 2;
 
 int Main(int argc, char** argv) {
   CLI::App app{
       "Lode serves large mixture-of-experts language models on one workstation.\n\n"
       "Examples:\n"
-      "  lode run --model model.gguf \"Why is the sky blue?\"   start a private stack, answer, stop it\n"
+      "  lode run --model model.gguf \"Why is the sky blue?\"   start a private stack, answer, "
+      "stop it\n"
       "  lode chat                                            talk to the running service\n"
       "  lode run --timing -t 0 \"Count to ten.\"               where does the time go?\n"
-      "  lode inspect model.gguf                              what is in a file, what would fit where\n"
+      "  lode inspect model.gguf                              what is in a file, what would fit "
+      "where\n"
       "  lode eval text.txt --save a.json                     nats per token of a text"};
   app.name("lode");
   app.set_version_flag("--version", std::string("lode ") + kVersion);
@@ -79,7 +100,8 @@ int Main(int argc, char** argv) {
 
   std::string file;
   bool tensors = false;
-  CLI::App* inspect_app = app.add_subcommand("inspect", "What a model file holds and what would fit where");
+  CLI::App* inspect_app =
+      app.add_subcommand("inspect", "What a model file holds and what would fit where");
   inspect_app->add_flag("--tensors", tensors, "List every tensor");
   inspect_app->add_option("model", file, "GGUF file, shard, folder, or synth:...")->required();
   inspect_app->callback([&] { status = Inspect(file, tensors); });
@@ -87,14 +109,20 @@ int Main(int argc, char** argv) {
   EvalOptions eval;
   CLI::App* eval_app = app.add_subcommand("eval", "Teacher-forced nats per token of a text file");
   AddConnect(eval_app, &eval.connect);
-  eval_app->add_option("--chunk", eval.chunk, "Tokens per request, each from a fresh state")->check(CLI::Range(2, 1 << 20));
+  eval_app->add_option("--chunk", eval.chunk, "Tokens per request, each from a fresh state")
+      ->check(CLI::Range(2, 1 << 20));
   eval_app->add_option("--limit", eval.limit, "Score only this many tokens; 0 = all");
   eval_app->add_option("--save", eval.save, "Write the run as JSON");
   eval_app->add_option("--compare", eval.compare, "Top-1 agreement with a saved run");
   eval_app->add_option("file", eval.file, "The text")->required();
   eval_app->callback([&] { status = Eval(eval); });
 
-  CLI11_PARSE(app, argc, argv);
+  WatchInterrupts();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageError;
+  }
   if (!status.ok()) std::fprintf(stderr, "lode: %s\n", Message(status).c_str());
   return status.ok() ? 0 : 1;
 }

@@ -15,7 +15,8 @@ constexpr std::chrono::seconds kAnswer{10};
 
 }  // namespace
 
-Status ShowStatus(const ConnectOptions& connect, bool json) {
+Status ShowStatus(ConnectOptions connect, bool json) {
+  connect.wait_ready = false;
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() + kAnswer);
@@ -27,18 +28,24 @@ Status ShowStatus(const ConnectOptions& connect, bool json) {
     options.always_print_primitive_fields = true;
     options.preserve_proto_field_names = true;
     std::string text;
-    if (!google::protobuf::util::MessageToJsonString(s, &text, options).ok()) return Internal("the status cannot be printed as JSON");
-    std::printf("%s", text.c_str());
+    if (!google::protobuf::util::MessageToJsonString(s, &text, options).ok())
+      return Internal("the status cannot be printed as JSON");
+    std::printf("%s\n", text.c_str());
     return OkStatus();
   }
-  std::printf("%s  %s (lode %s, up %.0f s) on %s\n", s.state().c_str(), s.detail().c_str(), s.version().c_str(),
-              s.uptime_seconds(), client->target().c_str());
+  std::printf("%s  %s (lode %s, up %.0f s) on %s\n", s.state().c_str(), s.detail().c_str(),
+              s.version().c_str(), s.uptime_seconds(), client->target().c_str());
   std::printf("model      %s\n", s.model().c_str());
+  std::printf("served     %llu requests, %llu tokens\n",
+              static_cast<unsigned long long>(s.requests()),
+              static_cast<unsigned long long>(s.tokens()));
   std::printf("sequences  %u running, %u queued, %u slots\n", s.running(), s.queued(), s.slots());
   std::printf("kv blocks  %u of %u free (256 tokens each)\n", s.kv_blocks_free(), s.kv_blocks());
-  std::printf("experts    hit_rate %.3f, pcie_share %.3f (last 256 windows)\n", s.hit_rate(), s.pcie_share());
+  std::printf("experts    hit_rate %.3f, pcie_share %.3f (last 256 windows)\n", s.hit_rate(),
+              s.pcie_share());
   for (const v1::Worker& w : s.workers()) {
-    std::printf("%-10s %s, pid %d, %u restarts  %s\n", w.name().c_str(), w.state().c_str(), w.pid(), w.restarts(), w.detail().c_str());
+    std::printf("%-10s %s, pid %d, %u restarts  %s\n", w.name().c_str(), w.state().c_str(), w.pid(),
+                w.restarts(), w.detail().c_str());
   }
   for (const auto& [key, value] : s.facts()) std::printf("%-10s %s\n", key.c_str(), value.c_str());
   return OkStatus();
@@ -53,7 +60,8 @@ Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw
   request.set_raw_text(raw);
   v1::TokenizeResponse response;
   LODE_RETURN_IF_ERROR(FromGrpc(client->stub().Tokenize(&call, request, &response)));
-  for (int i = 0; i < response.ids_size(); ++i) std::printf("%d\t%s\n", response.ids(i), response.pieces(i).c_str());
+  for (int i = 0; i < response.ids_size(); ++i)
+    std::printf("%d\t%s\n", response.ids(i), response.pieces(i).c_str());
   std::fprintf(stderr, "%d tokens\n", response.ids_size());
   return OkStatus();
 }
