@@ -7,7 +7,7 @@ build="g++ cmake ninja-build ccache mold pkg-config git ca-certificates
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev libboost-dev prometheus-cpp-dev
   libcli11-dev libgtest-dev libgmock-dev libnuma-dev libhwloc-dev libsystemd-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
   libspdlog-dev libtomlplusplus-dev libxxhash-dev liburing-dev libssl-dev zlib1g-dev python3-jinja2"
-tests="prometheus python3-grpcio python3-protobuf python3-numpy systemd curl procps"
+tests="prometheus python3-grpcio python3-protobuf python3-numpy libcurl4-openssl-dev systemd curl procps"
 
 wanted=$build
 [ "${1:-}" = --tests ] && wanted="$build $tests"
