@@ -96,7 +96,7 @@ class Supervisor : public Fleet {
     std::unique_ptr<Segment> window;  // GPU worker: this generation's
     RestartPolicy policy;
     uint64_t start_at_ns = 0;  // kDown: when to start
-    uint64_t progress_ns = 0, ready_ns = 0;
+    uint64_t progress_ns = 0, ready_ns = 0, closed_ns = 0;
     std::string end_reason;  // what the worker or we said before its end
     // Written by the supervisor thread under mutex_, read by others.
     State state = State::kDown;

@@ -19,6 +19,8 @@ namespace {
 
 constexpr int kTimerMs = 50;                     // precision of restarts and deadlines
 constexpr uint64_t kTermWaitNs = 1'000'000'000;  // SIGTERM to SIGKILL at an orderly stop
+constexpr uint64_t kClosedWaitNs =
+    1'000'000'000;  // a worker ends this soon after its stream broke (kOrphanExitMs)
 constexpr uint64_t kRegisterWaitNs =
     20'000'000'000;  // start of a process to its first message; CUDA start-up takes seconds
 
@@ -88,6 +90,7 @@ void Supervisor::StartWorker(Worker* worker) {
   if (!status.ok()) return StartFailed(worker, status);
   worker->progress_ns = NowNs();
   worker->ready_ns = 0;
+  worker->closed_ns = 0;
   worker->end_reason.clear();
   SetState(worker, State::kStarting, "starting");
   spdlog::info("{} generation {} started, pid {}", worker->name, worker->generation,
@@ -176,10 +179,7 @@ void Supervisor::Handle(const ControlEvent& event) {
       worker->end_reason = Message(event.status);
       return;
     case ControlEvent::Kind::kClosed:
-      // A worker whose stream ended but which lives cannot be controlled: its end must be seen
-      // before a successor starts.
-      if (worker->end_reason.empty()) worker->end_reason = "its control stream ended";
-      worker->process.Signal(SIGKILL);
+      worker->closed_ns = NowNs();  // its end follows, or CheckDeadlines makes one
       return;
     case ControlEvent::Kind::kStatistics:
     case ControlEvent::Kind::kDrained:
@@ -233,16 +233,15 @@ void Supervisor::HandleOrder(const Order& order) {
 void Supervisor::HandleEnd(Worker* worker, const std::string& how) {
   const uint64_t now = NowNs();
   const uint64_t served_ns = worker->ready_ns ? std::max<uint64_t>(1, now - worker->ready_ns) : 0;
-  const std::string text = worker->end_reason.empty()
-                               ? fmt::format("{} while {}", how, worker->phase)
-                               : worker->end_reason;
+  const std::string doing = worker->ready_ns ? "serving" : worker->phase;
+  const std::string text =
+      worker->end_reason.empty() ? fmt::format("{} while {}", how, doing) : worker->end_reason;
   worker->channel.Reset();
   if (worker->role == WorkerRole::kCpu)
     FenceCpu(worker);
   else
     FenceGpu(worker);
-  const RestartPolicy::Decision decision =
-      worker->policy.Ended(served_ns, worker->ready_ns ? how : text);
+  const RestartPolicy::Decision decision = worker->policy.Ended(served_ns, text);
   worker->start_at_ns = now + decision.delay_ns;
   worker->ready_ns = 0;
   SetState(worker, State::kDown, text);
@@ -252,14 +251,13 @@ void Supervisor::HandleEnd(Worker* worker, const std::string& how) {
     worker->fraction = 0;
     worker->facts.clear();
     if (worker->role == WorkerRole::kGpu) {
-      last_gpu_end_ =
-          fmt::format("{} (generation {}) {}: {}", worker->name, worker->generation, how, text);
+      last_gpu_end_ = fmt::format("{} (generation {}): {}", worker->name, worker->generation, text);
     }
     if (decision.give_up && failure_.ok())
       failure_ = FailedPrecondition("{} cannot be brought up: {}", worker->name, text);
   }
   spdlog::log(decision.give_up ? spdlog::level::err : spdlog::level::warn,
-              "{} generation {} {}: {}; {}", worker->name, worker->generation, how, text,
+              "{} generation {} ended ({}): {}; {}", worker->name, worker->generation, how, text,
               decision.give_up ? std::string("the engine gives up")
                                : fmt::format("next start in {} ms", decision.delay_ns / 1'000'000));
   Changed();
@@ -305,6 +303,14 @@ void Supervisor::CheckDeadlines(uint64_t now_ns) {
   uint64_t newest = 0;
   for (const auto& worker : workers_) newest = std::max(newest, worker->progress_ns);
   for (auto& worker : workers_) {
+    // Without its stream a worker cannot be controlled, and it ends by itself. If not, its end is
+    // made: a successor may start only after it.
+    if (worker->process.running() && worker->closed_ns != 0 &&
+        now_ns > worker->closed_ns + kClosedWaitNs) {
+      if (worker->end_reason.empty())
+        worker->end_reason = "its control stream broke and it did not end";
+      worker->process.Signal(SIGKILL);
+    }
     if (!worker->process.running() || worker->state == State::kReady ||
         worker->state == State::kDown)
       continue;
