@@ -140,33 +140,41 @@ class StreamReactor final : public grpc::ServerWriteReactor<Response> {
 
   // REQUIRES of all below: link_->mutex held.
 
-  // Writes the next event when none is being written.
+  // Writes the next message when none is being written.
   void Pump() {
-    StreamEvent event;
-    while (!writing_ && !finished_ && !cancelled_ && stream_->TryPop(&event)) {
-      if (!Fill(event)) continue;
+    while (!writing_ && !finished_ && !cancelled_) {
+      if (!Fill()) {
+        if (!stream_->TryPop(&event_)) return;
+        continue;
+      }
       writing_ = true;
       this->StartWrite(&response_);
     }
   }
 
-  // False when there is nothing to send in this event.
-  bool Fill(const StreamEvent& event) {
+  // The next message of the event at hand; false when nothing of it is left. One event may hold all
+  // three kinds: a scoring request is answered by a single one.
+  bool Fill() {
     response_.Clear();
-    if (event.finish.has_value()) {
-      ToProto(*event.finish, response_.mutable_finish());
+    if (!event_.prompt_tokens.empty()) {
+      if constexpr (requires { response_.mutable_prompt(); })
+        ToProto(*context_.tokenizer, event_, response_.mutable_prompt());
+      event_.prompt_tokens.clear();
+      if (response_.event_case() != Response::EVENT_NOT_SET) return true;
+    }
+    if (!event_.text.empty() || !event_.tokens.empty()) {
+      ToProto(*context_.tokenizer, event_, response_.mutable_delta());
+      event_.text.clear();
+      event_.tokens.clear();
+      return true;
+    }
+    if (event_.finish.has_value()) {
+      ToProto(*event_.finish, response_.mutable_finish());
+      event_.finish.reset();
       last_written_ = true;
       return true;
     }
-    if constexpr (requires { response_.mutable_prompt(); }) {
-      if (!event.prompt_tokens.empty()) {
-        ToProto(*context_.tokenizer, event, response_.mutable_prompt());
-        return true;
-      }
-    }
-    if (event.text.empty() && event.tokens.empty()) return false;
-    ToProto(*context_.tokenizer, event, response_.mutable_delta());
-    return true;
+    return false;
   }
 
   // The client is gone: cancel the sequence, end the call.
@@ -187,6 +195,7 @@ class StreamReactor final : public grpc::ServerWriteReactor<Response> {
   ActiveCalls* const calls_;
   const std::shared_ptr<Link> link_;
   std::shared_ptr<RequestStream> stream_;
+  StreamEvent event_;  // what is left of the event being written
   Response response_;
   bool writing_ = false, finished_ = false, cancelled_ = false, last_written_ = false;
 };

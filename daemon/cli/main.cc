@@ -54,17 +54,18 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
 
 constexpr int kUsageError = 2;
 
+constexpr const char* kAbout =
+    R"(Lode serves large mixture-of-experts language models on one workstation.
+
+Examples:
+  lode run --model model.gguf "Why is the sky blue?"   start a private stack, answer, stop it
+  lode chat                                            talk to the running service
+  lode run --timing -t 0 "Count to ten."               where does the time go?
+  lode inspect model.gguf                              what is in a file, what would fit where
+  lode eval text.txt --save a.json                     nats per token of a text)";
+
 int Main(int argc, char** argv) {
-  CLI::App app{
-      "Lode serves large mixture-of-experts language models on one workstation.\n\n"
-      "Examples:\n"
-      "  lode run --model model.gguf \"Why is the sky blue?\"   start a private stack, answer, "
-      "stop it\n"
-      "  lode chat                                            talk to the running service\n"
-      "  lode run --timing -t 0 \"Count to ten.\"               where does the time go?\n"
-      "  lode inspect model.gguf                              what is in a file, what would fit "
-      "where\n"
-      "  lode eval text.txt --save a.json                     nats per token of a text"};
+  CLI::App app{kAbout};
   app.name("lode");
   app.set_version_flag("--version", std::string("lode ") + kVersion);
   app.require_subcommand(1);

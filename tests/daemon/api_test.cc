@@ -270,6 +270,39 @@ TEST_F(ApiTest, FailureAfterAdmissionKeepsItsUsage) {
   EXPECT_EQ(answer.finish().usage().completion_tokens(), 1u);
 }
 
+// The engine may put everything into one event: nothing of it is lost, and the order holds.
+TEST_F(ApiTest, OneEventWithAllPartsBecomesThreeMessages) {
+  engine_.SetScript([](const Request& request, RequestStream& stream) {
+    StreamEvent event = FakeEngine::End(FinishReason::kLength, request, 1);
+    event.prompt_tokens.push_back({1, -1, {}});
+    event.text = "all";
+    event.tokens.push_back({2, -1, {}});
+    stream.Push(std::move(event));
+  });
+  ASSERT_TRUE(Start().ok());
+  auto stub = Stub();
+  const Answer answer = Generate(*stub, Fine());
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  ASSERT_EQ(answer.messages.size(), 3u);
+  EXPECT_TRUE(answer.messages[0].has_prompt());
+  EXPECT_EQ(answer.messages[1].delta().text(), "all");
+  EXPECT_EQ(answer.messages[1].delta().tokens(0).id(), 2);
+  EXPECT_TRUE(answer.messages[2].has_finish());
+  // Chat has no message for the prompt's tokens; the rest comes.
+  v1::ChatRequest request;
+  request.add_messages()->set_role("user");
+  grpc::ClientContext call;
+  SetDeadline(&call);
+  auto reader = stub->Chat(&call, request);
+  v1::ChatResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.delta().text(), "all");
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_TRUE(response.has_finish());
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
 TEST_F(ApiTest, EmptyEventsAreNotSent) {
   engine_.SetScript([](const Request& request, RequestStream& stream) {
     for (int i = 0; i < 200; ++i) stream.Push(StreamEvent{});

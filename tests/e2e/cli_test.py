@@ -212,7 +212,7 @@ class PrivateStack(unittest.TestCase):
         self.assertEqual(self.private_folders(), set())
 
     def test_interrupt_cancels_the_answer(self):
-        process = self.start("-n", "10000", "--stop", "never said", "--raw", "def f(x):")
+        process = self.start("-n", "4000", "--stop", "never said", "--raw", "def f(x):")
         first = process.stdout.read(1)
         self.assertTrue(first)
         process.send_signal(signal.SIGINT)

@@ -8,10 +8,12 @@ from files import ROOT, finish, read, tracked
 
 FILE_LINES_MAX, FILE_LINES_AIM = 800, 400
 FUNCTION_LINES_MAX = 70
+# A ratchet: functions that are longer already. Numbers only go down; no file is added.
+LONG_FUNCTIONS = {"gpu_worker/cpu_lanes.cc": 76, "tests/gpu_worker/plan_check_test.cc": 72}
 # The format's limit is 100 columns (.clang-format). Rows of X lists are tables and may be wide. A ratchet: files written before
 # the limit was checked hold this many wider lines; the number only goes down, and reformatting a file lowers it.
 WIDTH_MAX = 120
-WIDE_LINES_MAX = 260
+WIDE_LINES_MAX = 100
 TABLE_ROW = re.compile(r"^\s*(X\(|#define \w+\(X\)|\")")
 
 CODE = (".cc", ".h", ".inc", ".cu", ".cuh")
@@ -89,8 +91,9 @@ def check_functions(path, lines):
                     re.match(r"\s+.*\)( const)? \{$", line) and number > 1 and re.match(r"[A-Za-z_][^;{}#]*[,(]$", lines[number - 2])):
                 start = number
         elif line.startswith("}"):
-            if number - start + 1 > FUNCTION_LINES_MAX:
-                yield f"{path}:{start}: a function of {number - start + 1} lines; at most {FUNCTION_LINES_MAX}"
+            limit = LONG_FUNCTIONS.get(path, FUNCTION_LINES_MAX)
+            if number - start + 1 > limit:
+                yield f"{path}:{start}: a function of {number - start + 1} lines; at most {limit}"
             start = None
 
 
