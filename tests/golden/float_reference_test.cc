@@ -46,7 +46,7 @@ void ExpectGolden(LocalEngine& engine, const std::string& set, const std::string
     }
   }
   std::printf(
-      "%-6s %-8s %4zu tokens: last logits %.2e, top-10 logits %.2e, router ids differing %zu of "
+      "figure: float reference %-6s %-8s %4zu tokens: last logits %.2e, top-10 logits %.2e, router ids differing %zu of "
       "%zu, greedy %zu/%zu\n",
       set.c_str(), name.c_str(), g.ids.size(), worst_last, worst_top, router_differs,
       g.router.size(), equal, g.greedy.size());

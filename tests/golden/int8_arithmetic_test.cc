@@ -103,7 +103,7 @@ void ComparePrompt(LocalEngine& reference, LocalEngine& int8, const std::string&
   const size_t used = int8.config().experts_used, decisions = f->router.size() / used;
   const size_t sets = EqualSets(f->router, q->router, used);
   std::printf(
-      "%-8s largest logit difference %.3f, NMSE of last logits %.1e, top-1 equal %zu/%zu (%zu "
+      "figure: int8 arithmetic %-8s largest logit difference %.3f, NMSE of last logits %.1e, top-1 equal %zu/%zu (%zu "
       "sure), router sets equal "
       "%zu/%zu, greedy %zu/%zu\n",
       name.c_str(), largest, error / power, top_equal, g->ids.size(), sure, sets, decisions,
@@ -128,7 +128,7 @@ TEST(Int8Arithmetic, StaysCloseToTheFloatReference) {
   const double f = t.float_nats / static_cast<double>(t.predicted),
                q = t.int8_nats / static_cast<double>(t.predicted);
   std::printf(
-      "all      router sets equal %.4f, top-1 equal %.4f, nats per token: float %.5f, int8 %.5f\n",
+      "figure: int8 arithmetic all      router sets equal %.4f, top-1 equal %.4f, nats per token: float %.5f, int8 %.5f\n",
       sets, top, f, q);
   EXPECT_GE(sets, kRouterSetsEqualMin);
   EXPECT_GE(top, kTopEqualMin);
