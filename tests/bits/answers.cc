@@ -14,9 +14,10 @@ namespace {
 
 const BitsModel kModels[] = {
     {"demo", LODE_SOURCE_DIR "/tests/models/demo-q4-with-mtp.gguf",
-     "def read_lines(path):\n    \"\"\"Return the lines of a text file.\"\"\"\n    with", 12},
-    {"synth", "synth:layers=4,experts=32,pack=q2_0,vocab=2048", "Lode", 3},
-    {"synth_q4", "synth:layers=4,experts=32,pack=q4,vocab=2048", "Lode", 3},
+     "def read_lines(path):\n    \"\"\"Return the lines of a text file.\"\"\"\n    with", 12,
+     false},
+    {"synth", "synth:layers=4,experts=32,pack=q2_0,vocab=2048", "Lode", 3, true},
+    {"synth_q4", "synth:layers=4,experts=32,pack=q4,vocab=2048", "Lode", 3, true},
 };
 
 int32_t Pick(std::span<const float> logits, const Request& request,

@@ -20,6 +20,9 @@ struct BitsModel {
   std::string description;  // what ModelSource::Open takes
   std::string prompt;
   uint32_t answer_tokens;
+  // True: the scalar table needs about a second per token, so it runs fewer combinations and one
+  // token of each answer.
+  bool slow_scalar;
 };
 // The demo model; a synthetic one at the flagship's full width, whose sums are long enough to show
 // an order.

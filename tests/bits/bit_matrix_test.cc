@@ -7,6 +7,10 @@
 //   bit_matrix_test MODEL       demo, synth, synth_q4
 //   LODE_BITS=full | NUMBER     the full product, or at least so many combinations (default 120)
 //
+// Where the scalar table is too slow for all of it (flagship width), it runs a choice that covers
+// every pair of the other factors' values, with one token of each answer; "full" means all of the
+// rest.
+//
 // One line per combination; the last one says `bits: N combinations, H hash`. Exit status 0 only
 // when H is 1 and every combination really ran as it says. How combinations are chosen:
 // docs/design/testing.md.
@@ -67,7 +71,8 @@ class Matrix {
         source_(source),
         tokenizer_(tokenizer),
         tables_(Tables()),
-        requests_(BitsRequests(model, tokenizer)) {
+        requests_(BitsRequests(model, tokenizer)),
+        first_tokens_(requests_) {
     static constexpr const char* kTexts[kNeighbours] = {"import os\n\nclass", "#",
                                                         "The answer to the question is"};
     for (uint32_t i = 0; i < kNeighbours; ++i) {
@@ -76,8 +81,10 @@ class Matrix {
       request.prompt = tokenizer.Encode(kTexts[i], false).value();
       request.sampling.seed = i;
       request.max_tokens = kNeighbourTokens;
+      if (model.slow_scalar) request.prompt.resize(1);
       neighbours_.push_back(std::move(request));
     }
+    for (Request& request : first_tokens_) request.max_tokens = 1;
   }
 
   Status Run() {
@@ -109,20 +116,32 @@ class Matrix {
     values[kSlots] = std::size(kSlotParts);
     values[kShare] = std::size(kShares);
     values[kActive] = std::size(kActiveThreads);
-    values[kIsa] = static_cast<uint32_t>(tables_.size() + (tables_.size() > 1 ? 1 : 0));
     values[kCompany] = 2;
     values[kPromptRows] = std::size(kRows);
     values[kTier] = std::size(kTiers);
     const char* wish = std::getenv("LODE_BITS");
-    if (wish != nullptr && std::string(wish) == "full") return FullProduct(values);
+    const bool full = wish != nullptr && std::string(wish) == "full";
     const size_t n = wish != nullptr ? std::strtoul(wish, nullptr, 10) : kCombinations;
-    return ChooseCombinations(values, n);
+    // Values of kIsa: the tables in their order, then the mixture. Table 0 is scalar.
+    const auto all = static_cast<uint32_t>(tables_.size() + (tables_.size() > 1 ? 1 : 0));
+    const uint32_t apart = model_.slow_scalar ? 1 : 0;
+    std::vector<Combination> chosen;
+    values[kIsa] = all - apart;
+    if (values[kIsa] > 0) chosen = full ? FullProduct(values) : ChooseCombinations(values, n);
+    for (Combination& c : chosen) c[kIsa] += apart;
+    if (apart > 0) {
+      constexpr uint32_t kPairs = 2;
+      values[kIsa] = 1;
+      for (Combination& c : ChooseCombinations(values, 0, kPairs)) chosen.push_back(c);
+    }
+    return chosen;
   }
 
   void Count(const std::string& text, const BitsAnswer& answer, const std::string& split,
              uint64_t begin_ns) {
     ++ran_;
-    const uint64_t hash = answer.Hash();
+    const auto shortened = full_hash_of_.find(answer.Hash());
+    const uint64_t hash = shortened == full_hash_of_.end() ? answer.Hash() : shortened->second;
     const bool first = answers_.empty(), known = answers_.count(hash) > 0;
     answers_.emplace(hash, answer);
     std::printf("%s %3zu %s%s hash=%016llx %.2fs%s\n", model_.name.c_str(), ran_, text.c_str(),
@@ -138,7 +157,8 @@ class Matrix {
     std::fflush(stdout);
   }
 
-  // The in-process engine: experts computed in place, the first yardstick.
+  // The in-process engine: experts computed in place, the first yardstick; also of the answers'
+  // first tokens.
   Status RunLocally() {
     constexpr uint32_t kLocalRows = 5;
     LODE_ASSIGN_OR_RETURN(const auto engine, LocalEngine::Create(model_.description, {}));
@@ -147,6 +167,9 @@ class Matrix {
     Count(fmt::format("in-process engine, prompt of {} tokens, {} answer tokens",
                       requests_[0].prompt.size(), model_.answer_tokens),
           answer, "", begin);
+    LODE_ASSIGN_OR_RETURN(const BitsAnswer start,
+                          AnswerLocally(*engine, first_tokens_, kLocalRows));
+    full_hash_of_[start.Hash()] = answer.Hash();
     return OkStatus();
   }
 
@@ -156,7 +179,10 @@ class Matrix {
     const auto tables = static_cast<uint32_t>(tables_.size());
     const bool mixed = c[kIsa] == tables;
     TunablesChange change;
-    const uint32_t device = mixed ? static_cast<uint32_t>(ran_) % tables : c[kIsa];
+    const bool slow = model_.slow_scalar && c[kIsa] == 0;
+    const uint32_t lowest = model_.slow_scalar ? 1 : 0;  // for the device of a mixture
+    const uint32_t device =
+        mixed ? lowest + static_cast<uint32_t>(ran_) % (tables - lowest) : c[kIsa];
     change.device_isa = tables_[device];
     std::string isa = TableName(*change.device_isa);
     for (uint32_t w = 0; w < workers; ++w) {
@@ -177,12 +203,14 @@ class Matrix {
     uint64_t lookups[kLanes] = {};
     LODE_ASSIGN_OR_RETURN(
         const BitsAnswer answer,
-        stack.Answer(requests_, c[kCompany] ? neighbours_ : std::vector<Request>{}, lookups));
+        stack.Answer(slow ? first_tokens_ : requests_,
+                     c[kCompany] ? neighbours_ : std::vector<Request>{}, lookups));
     Count(
         fmt::format("workers={} slots={:.0f}% share={} threads={} isa={} others={} rows={} tier={}",
                     workers, slots * 100, *change.pull_share, *change.cpu_threads, isa,
                     c[kCompany] ? kNeighbours : 0, *change.prompt_rows,
-                    c[kTier] == 0 ? "static" : "decayed_lfu"),
+                    c[kTier] == 0 ? "static" : "decayed_lfu") +
+            (slow ? " (first tokens)" : ""),
         answer, fmt::format(" hit/pull/cpu={}/{}/{}", lookups[0], lookups[1], lookups[2]), begin);
     CheckSplit(slots, *change.pull_share, lookups);
     return OkStatus();
@@ -205,7 +233,9 @@ class Matrix {
   const Tokenizer& tokenizer_;
   const std::vector<uint32_t> tables_;
   const std::vector<Request> requests_;
+  std::vector<Request> first_tokens_;  // requests_, with one token of each answer
   std::vector<Request> neighbours_;
+  std::map<uint64_t, uint64_t> full_hash_of_;  // the right hash of the first tokens -> of the whole
   uint64_t slot_bytes_ = 0;
   size_t ran_ = 0, wrong_splits_ = 0;
   std::map<uint64_t, BitsAnswer> answers_;

@@ -69,13 +69,12 @@ std::vector<Combination> FullProduct(const std::vector<uint32_t>& values_per_fac
 }
 
 std::vector<Combination> ChooseCombinations(const std::vector<uint32_t>& values_per_factor,
-                                            size_t n_min) {
-  constexpr uint32_t kTriples = 3, kQuadruples = 4;
+                                            size_t n_min, uint32_t strength) {
   const std::vector<Combination> product = FullProduct(values_per_factor);
   std::vector<bool> used(product.size());
   std::vector<Combination> taken;
-  Cover(product, kTriples, product.size(), &used, &taken);
-  Cover(product, kQuadruples, n_min, &used, &taken);
+  Cover(product, strength, product.size(), &used, &taken);
+  Cover(product, strength + 1, n_min, &used, &taken);
   for (size_t i = 0; i < product.size() && taken.size() < n_min; ++i) {
     if (!used[i]) taken.push_back(product[i]);
   }

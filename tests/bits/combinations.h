@@ -16,9 +16,9 @@ using Combination = std::vector<uint32_t>;
 // All of them, the last factor fastest.
 std::vector<Combination> FullProduct(const std::vector<uint32_t>& values_per_factor);
 
-// At least `n_min` combinations (fewer only when the product has fewer), no one twice. The same
-// input gives the same list on every machine.
+// At least `n_min` combinations (fewer only when the product has fewer), no one twice, that cover
+// every tuple of `strength` factors' values. The same input gives the same list on every machine.
 std::vector<Combination> ChooseCombinations(const std::vector<uint32_t>& values_per_factor,
-                                            size_t n_min);
+                                            size_t n_min, uint32_t strength = 3);
 
 }  // namespace lode
