@@ -18,6 +18,8 @@ namespace {
 // Preparation threads: Jinja renderings are serialised by their helper, tokenising a long prompt
 // takes milliseconds.
 constexpr size_t kPrepareThreads = 2;
+// Requests that wait for them; each may hold a message of many megabytes.
+constexpr int kPreparingMax = 256;
 // One thread writes all streams; a write is serialising a few bytes and one socket call.
 constexpr size_t kWriterThreads = 1;
 
@@ -29,6 +31,11 @@ auto Guarded(F f) -> decltype(f()) {
   } catch (const std::exception& error) {
     return Internal("the request could not be prepared: {}", error.what());
   }
+}
+
+lode::Status TooMany() {
+  return ResourceExhausted("{} requests are being prepared, which is the limit; try again later",
+                           kPreparingMax);
 }
 
 // A unary call that is answered where it stands.
@@ -53,6 +60,12 @@ LodeService::~LodeService() {
   writers_.join();
 }
 
+bool LodeService::EnterPreparation() {
+  if (preparing_.fetch_add(1, std::memory_order_relaxed) < kPreparingMax) return true;
+  LeavePreparation();
+  return false;
+}
+
 // Refused at once while stopping, else prepared on the pool.
 template <class Response, class Message>
 grpc::ServerWriteReactor<Response>* LodeService::Stream(const Message* message) {
@@ -61,10 +74,15 @@ grpc::ServerWriteReactor<Response>* LodeService::Stream(const Message* message) 
     reactor->Start(Unavailable("the daemon is stopping; try again in a few seconds"));
     return reactor;
   }
+  if (!EnterPreparation()) {
+    reactor->Start(TooMany());
+    return reactor;
+  }
   boost::asio::post(prepare_, [this, reactor, message] {
     StatusOr<Request> request = Guarded([&] { return ToRequest(context_, *message); });
     if (request.ok()) request->id = fmt::format("r{}", next_id_.fetch_add(1));
     reactor->Start(std::move(request));
+    LeavePreparation();
   });
   return reactor;
 }
@@ -82,6 +100,7 @@ grpc::ServerWriteReactor<v1::ChatResponse>* LodeService::Chat(grpc::CallbackServ
 grpc::ServerUnaryReactor* LodeService::Tokenize(grpc::CallbackServerContext* call,
                                                 const v1::TokenizeRequest* request,
                                                 v1::TokenizeResponse* response) {
+  if (!EnterPreparation()) return Answer(call, ToGrpc(TooMany()));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   calls_.Enter();
   boost::asio::post(prepare_, [this, reactor, request, response] {
@@ -94,6 +113,7 @@ grpc::ServerUnaryReactor* LodeService::Tokenize(grpc::CallbackServerContext* cal
       }
     }
     reactor->Finish(ToGrpc(ids.status()));
+    LeavePreparation();
     calls_.Leave();
   });
   return reactor;

@@ -40,12 +40,16 @@ class LodeService final : public v1::LodeService::CallbackService {
                                    v1::StatusResponse* response) override;
 
  private:
+  // False: too many wait for the pool already.
+  bool EnterPreparation();
+  void LeavePreparation() { preparing_.fetch_sub(1, std::memory_order_relaxed); }
   template <class Response, class Message>
   grpc::ServerWriteReactor<Response>* Stream(const Message* message);
 
   const ApiContext context_;
   const uint64_t started_ns_;
   std::atomic<bool> draining_{false};
+  std::atomic<int> preparing_{0};
   std::atomic<uint64_t> next_id_{1};  // of requests, for the log
   ActiveCalls calls_;
   boost::asio::thread_pool prepare_;  // encoding and templates

@@ -159,8 +159,8 @@ Status FillLimits(const ApiContext& context, const v1::Limits& in, Request* requ
 
 Status CheckModel(const ApiContext& context, const std::string& model) {
   if (model.empty() || model == context.model_id) return OkStatus();
-  return NotFound("model '{}' is not served here; the loaded model is '{}'",
-                  Quoted(model), context.model_id);
+  return NotFound("model '{}' is not served here; the loaded model is '{}'", Quoted(model),
+                  context.model_id);
 }
 
 Status CheckTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {

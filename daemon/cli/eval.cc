@@ -21,6 +21,7 @@ struct Evaluation {
   std::vector<int32_t> tokens;  // of the text
   std::vector<int32_t>
       argmax;  // the model's first choice for the token after position i, chunk by chunk
+  uint32_t chunk = 0;
   double nats = 0;
   uint64_t scored = 0;
 };
@@ -57,11 +58,8 @@ Status ScoreChunk(Client& client, const int32_t* tokens, size_t n, Evaluation* o
 }
 
 Status Save(const Evaluation& e, const std::string& path) {
-  nlohmann::json json = {{"model", e.model},
-                         {"tokens", e.tokens},
-                         {"argmax", e.argmax},
-                         {"nats", e.nats},
-                         {"scored", e.scored}};
+  nlohmann::json json = {{"model", e.model},   {"chunk", e.chunk}, {"tokens", e.tokens},
+                         {"argmax", e.argmax}, {"nats", e.nats},   {"scored", e.scored}};
   std::ofstream file(path);
   file << json.dump() << "\n";
   return file ? OkStatus() : Unavailable("cannot write '{}'", path);
@@ -81,8 +79,11 @@ Status Compare(const Evaluation& e, const std::string& path) {
                                key);
     }
   }
+  const auto number = [&](const char* key) {
+    return json.contains(key) && json[key].is_number() ? json[key].get<double>() : 0.0;
+  };
   const std::vector<int32_t> other = json["argmax"], tokens = json["tokens"];
-  if (tokens != e.tokens || other.size() != e.argmax.size()) {
+  if (tokens != e.tokens || other.size() != e.argmax.size() || number("chunk") != e.chunk) {
     return InvalidArgument(
         "'{}' was made from another text or with another --chunk or --limit; the runs cannot be "
         "compared",
@@ -90,9 +91,6 @@ Status Compare(const Evaluation& e, const std::string& path) {
   }
   size_t equal = 0;
   for (size_t i = 0; i < other.size(); ++i) equal += other[i] == e.argmax[i];
-  const auto number = [&](const char* key) {
-    return json.contains(key) && json[key].is_number() ? json[key].get<double>() : 0.0;
-  };
   const double nats = number("nats"), scored = number("scored");
   std::printf("top1_agreement=%.4f (of %zu positions) nats_per_token_there=%.4f difference=%+.4f\n",
               other.empty() ? 1.0 : static_cast<double>(equal) / static_cast<double>(other.size()),
@@ -114,6 +112,7 @@ Status Eval(const EvalOptions& options) {
   v1::TokenizeResponse tokenized;
   LODE_RETURN_IF_ERROR(FromGrpc(client->stub().Tokenize(&call, tokenize, &tokenized)));
   Evaluation e;
+  e.chunk = options.chunk;
   e.tokens.assign(tokenized.ids().begin(), tokenized.ids().end());
   if (options.limit > 0 && e.tokens.size() > options.limit) e.tokens.resize(options.limit);
   if (e.tokens.size() < 2)

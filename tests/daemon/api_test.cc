@@ -361,6 +361,49 @@ TEST_F(ApiTest, TokenizeDetokenizeListModelsStatus) {
   EXPECT_FALSE(status.version().empty());
 }
 
+// While both preparation threads are busy, waiting requests are bounded; cheap calls still answer.
+TEST_F(ApiTest, PreparationIsBounded) {
+  std::promise<void> go;
+  std::atomic<int> inside{0};
+  engine_.before_submit = [&inside, gate = go.get_future().share()] {
+    ++inside;
+    gate.wait();
+  };
+  ASSERT_TRUE(Start().ok());
+  auto stub = Stub();
+  std::vector<std::thread> busy;
+  for (int i = 0; i < 2; ++i) busy.emplace_back([this] { ExpectServes(); });
+  while (inside < 2) std::this_thread::sleep_for(milliseconds(1));  // ctest bounds it
+  struct Call {
+    grpc::ClientContext context;
+    v1::TokenizeRequest request;
+    v1::TokenizeResponse response;
+    std::promise<grpc::StatusCode> code;
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < 400; ++i) {
+    Call* call = calls.emplace_back(std::make_unique<Call>()).get();
+    SetDeadline(&call->context);
+    call->request.set_text("Hello");
+    stub->async()->Tokenize(&call->context, &call->request, &call->response,
+                            [call](grpc::Status s) { call->code.set_value(s.error_code()); });
+  }
+  // The last one is refused at once, though nothing moves.
+  EXPECT_EQ(calls.back()->code.get_future().get(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  calls.pop_back();
+  grpc::ClientContext call;
+  SetDeadline(&call);
+  v1::StatusResponse status;
+  EXPECT_TRUE(stub->Status(&call, {}, &status).ok());
+  go.set_value();
+  int ok = 0;
+  for (auto& c : calls) ok += c->code.get_future().get() == grpc::StatusCode::OK;
+  EXPECT_GE(ok, 200);
+  EXPECT_LT(ok, 260);
+  for (std::thread& thread : busy) thread.join();
+  ExpectServes();
+}
+
 TEST_F(ApiTest, ShutdownLetsStreamsEndAndRefusesNewOnes) {
   std::promise<void> go;
   std::shared_future<void> gate = go.get_future().share();

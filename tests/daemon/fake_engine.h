@@ -24,6 +24,7 @@ class FakeEngine final : public Engine {
   ~FakeEngine() override { Join(); }
 
   StatusOr<std::shared_ptr<RequestStream>> Submit(Request request) override {
+    if (before_submit) before_submit();
     std::lock_guard lock(mutex_);
     if (!refusal_.ok()) return refusal_;
     auto stream = std::make_shared<RequestStream>();
@@ -37,6 +38,8 @@ class FakeEngine final : public Engine {
     return snapshot_;
   }
   uint32_t context() const override { return kContext; }
+
+  std::function<void()> before_submit;  // set before any request; any preparation thread
 
   void SetScript(Script script) {
     std::lock_guard lock(mutex_);
