@@ -201,15 +201,15 @@ class Matrix {
 
     const uint64_t begin = NowNs();
     uint64_t lookups[kLanes] = {};
-    LODE_ASSIGN_OR_RETURN(
-        const BitsAnswer answer,
-        stack.Answer(slow ? first_tokens_ : requests_,
-                     c[kCompany] ? neighbours_ : std::vector<Request>{}, lookups));
+    std::vector<Request> company;
+    if (c[kCompany]) company = neighbours_;
+    if (c[kCompany] && slow) company.resize(1);  // every neighbour's row costs a second
+    LODE_ASSIGN_OR_RETURN(const BitsAnswer answer,
+                          stack.Answer(slow ? first_tokens_ : requests_, company, lookups));
     Count(
         fmt::format("workers={} slots={:.0f}% share={} threads={} isa={} others={} rows={} tier={}",
                     workers, slots * 100, *change.pull_share, *change.cpu_threads, isa,
-                    c[kCompany] ? kNeighbours : 0, *change.prompt_rows,
-                    c[kTier] == 0 ? "static" : "decayed_lfu") +
+                    company.size(), *change.prompt_rows, c[kTier] == 0 ? "static" : "decayed_lfu") +
             (slow ? " (first tokens)" : ""),
         answer, fmt::format(" hit/pull/cpu={}/{}/{}", lookups[0], lookups[1], lookups[2]), begin);
     CheckSplit(slots, *change.pull_share, lookups);

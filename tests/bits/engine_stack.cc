@@ -10,7 +10,7 @@ namespace lode {
 namespace {
 
 // A busy build machine may be slow; a hang still ends.
-constexpr double kPatienceSeconds = 300;
+constexpr double kPatienceSeconds = 600;
 constexpr uint32_t kWaitMs = 30'000, kWaitMaxMs = 60'000;
 constexpr uint32_t kKvTokens = 4096;
 
