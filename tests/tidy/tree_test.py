@@ -45,6 +45,7 @@ def build_list_patterns(paths):
             continue
         text = re.sub(r"#.*", "", read(path))
         for name in re.findall(r"[\w./${}-]+\.(?:cc|cu|py)\b", text):
+            name = name.replace("${CMAKE_CURRENT_SOURCE_DIR}/", "")
             if name.startswith("${CMAKE_SOURCE_DIR}/"):
                 full = name[len("${CMAKE_SOURCE_DIR}/"):]
             else:
@@ -117,7 +118,7 @@ def check_words(path, lines):
 def check_head(path, lines):
     """A source opens with what it is for."""
     head = lines[1:] if lines and lines[0].startswith("#!") else lines
-    if head and not head[0].startswith(("//", "#", "/*")):
+    if head and not head[0].startswith(("//", "#", "/*", '"""')):
         yield f"{path}: opens with code; it should open with what the file is for"
 
 
