@@ -43,13 +43,18 @@ void ThreadPool::Spread(uint32_t n_units, UnitFn fn, const void* context) {
     for (uint32_t unit = 0; unit < n_units; ++unit) fn(context, unit, 0);
     return;
   }
+  for (uint32_t first = 0; first < n_units; first += kSliceUnits)
+    SpreadSlice(first, std::min(kSliceUnits, n_units - first), fn, context);
+}
+
+void ThreadPool::SpreadSlice(uint32_t first, uint32_t n_units, UnitFn fn, const void* context) {
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   fn_.store(fn, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
-  n_units_.store(n_units, std::memory_order_relaxed);
+  first_unit_.store(first, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
   // Publishes the job: pairs with the acquire load of claim_ in ClaimUnits.
-  claim_.store(static_cast<uint64_t>(epoch) << 32, std::memory_order_release);
+  claim_.store(static_cast<uint64_t>(epoch) << 32 | n_units << 16, std::memory_order_release);
   epoch_.store(epoch, std::memory_order_release);
   epoch_.notify_all();
   ClaimUnits(epoch, 0);
@@ -64,13 +69,14 @@ void ThreadPool::ClaimUnits(uint32_t epoch, uint32_t thread) {
   for (;;) {
     const UnitFn fn = fn_.load(std::memory_order_relaxed);
     const void* context = context_.load(std::memory_order_relaxed);
-    const uint32_t n_units = n_units_.load(std::memory_order_relaxed);
-    const uint32_t unit = static_cast<uint32_t>(claim);
+    const uint32_t first = first_unit_.load(std::memory_order_relaxed);
+    const uint32_t n_units = static_cast<uint32_t>(claim >> 16) & 0xffff;
+    const uint32_t unit = static_cast<uint32_t>(claim) & 0xffff;
     if (static_cast<uint32_t>(claim >> 32) != epoch || unit >= n_units) return;
     if (!claim_.compare_exchange_weak(claim, claim + 1, std::memory_order_acq_rel,
                                       std::memory_order_acquire))
       continue;
-    fn(context, unit, thread);
+    fn(context, first + unit, thread);
     if (done_.fetch_add(1, std::memory_order_release) + 1 == n_units && thread != 0)
       done_.notify_one();
     claim = claim_.load(std::memory_order_acquire);

@@ -56,7 +56,11 @@ class ThreadPool : public HostPool {
   // About 20 us of one core, twice what waking a thread costs.
   static constexpr uint64_t kWakeOperationsMin = 100'000;
 
+  // Units of one claim word; a longer job runs in slices.
+  static constexpr uint32_t kSliceUnits = 0xffff;
+
   void Spread(uint32_t n_units, UnitFn fn, const void* context);
+  void SpreadSlice(uint32_t first, uint32_t n_units, UnitFn fn, const void* context);
   void WorkerMain(uint32_t thread);
   void ClaimUnits(uint32_t epoch, uint32_t thread);
 
@@ -64,12 +68,14 @@ class ThreadPool : public HostPool {
   std::vector<std::thread> workers_;
   std::atomic<uint32_t> active_;
   std::atomic<bool> stop_{false};
-  // The job of epoch `epoch_`. A thread reads the fields, then claims a unit by compare-and-swap on
-  // claim_ = (epoch, next unit): when that succeeds the fields belonged to this epoch, since the
-  // job cannot change before the unit is done.
+  // The job of epoch `epoch_`. A thread loads claim_ = (epoch 32 | units 16 | next unit 16), then the
+  // fields, then takes the unit by compare-and-swap. The count travels inside the word, so a thread
+  // that was late for an exhausted job can never take a unit of the next one; and when the swap
+  // succeeds the fields belonged to the word's epoch, since they change only after all its units are
+  // done.
   std::atomic<UnitFn> fn_{nullptr};
   std::atomic<const void*> context_{nullptr};
-  std::atomic<uint32_t> n_units_{0};
+  std::atomic<uint32_t> first_unit_{0};  // of this slice of a long job
   alignas(64) std::atomic<uint64_t> claim_{0};
   alignas(64) std::atomic<uint32_t> done_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};  // sleeping threads wait on it
