@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -26,7 +27,17 @@ struct Evaluation {
   uint64_t scored = 0;
 };
 
+// A text to score, or a saved run of one.
+constexpr uintmax_t kTextBytesMax = 256u << 20;
+
 StatusOr<std::string> ReadFile(const std::string& path) {
+  // Folders and devices open, then fail or never end.
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  if (error || !std::filesystem::is_regular_file(path, error))
+    return NotFound("cannot read '{}': it is missing or no regular file", path);
+  if (size > kTextBytesMax)
+    return InvalidArgument("'{}' has {} bytes; at most {} are read", path, size, kTextBytesMax);
   std::ifstream file(path, std::ios::binary);
   if (!file) return NotFound("cannot read '{}'", path);
   return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
