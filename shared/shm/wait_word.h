@@ -37,9 +37,9 @@ struct WaitBudget {
 // wake), the waiter looks at the word again after this long.
 inline constexpr uint64_t kWaitSliceNs = 50'000'000;  // 50 ms
 
-// Waits until value != seen, or the deadline; returns the value seen last (acquire). Spurious
-// returns of the old value happen only at the deadline or after WakeAll (callers loop on their own
-// condition).
+// Waits until value != seen, or the deadline; returns the value seen last (acquire). It may return the
+// old value before the deadline: after WakeAll, and when the publisher of `seen` itself finds the
+// waiter registered and wakes it late. Callers loop on their own condition and deadline.
 uint64_t WaitChange(WaitWord& word, uint64_t seen, const WaitBudget& budget);
 
 uint64_t NowNs();  // CLOCK_MONOTONIC

@@ -193,7 +193,7 @@ TEST(WaitWord, DeadlinesAndWakes) {
   });
   const uint64_t before = NowNs();
   EXPECT_EQ(WaitChange(word, 3, {0, In(5000)}), 4u);
-  EXPECT_LT(NowNs() - before, 3 * kWaitSliceNs);
+  EXPECT_LT(NowNs() - before, 2000 * kNsPerMs);  // a slice, not the deadline; the machine may be busy
   gpu.join();
   std::thread waker([&] {
     for (int i = 0; i < 50; ++i) {
@@ -234,13 +234,19 @@ bool Consume(Shared* s, uint64_t count, uint64_t spin_ns) {
   }
   return true;
 }
+// A wait may return without a new value (WakeAll, or the late wake of the publication that the waiter
+// has seen already): only the deadline ends the attempt.
+bool PushBy(Shared* s, const Item& item, uint64_t spin_ns, uint64_t deadline_ns) {
+  for (;;) {
+    const uint64_t tail = s->ring.tail.value.load(std::memory_order_acquire);
+    if (s->ring.TryPush(item)) return true;
+    if (NowNs() >= deadline_ns) return false;
+    WaitChange(s->ring.tail, tail, {spin_ns, deadline_ns});
+  }
+}
 bool Produce(Shared* s, uint64_t count, uint64_t spin_ns) {
   for (uint64_t i = 1; i <= count; ++i) {
-    for (;;) {
-      const uint64_t tail = s->ring.tail.value.load(std::memory_order_acquire);
-      if (s->ring.TryPush(MakeItem(i))) break;
-      if (WaitChange(s->ring.tail, tail, {spin_ns, In(20000)}) == tail) return false;
-    }
+    if (!PushBy(s, MakeItem(i), spin_ns, In(20000))) return false;
     uint64_t echo = 0;
     if (i % 64 == 0 && (!s->back.Pop(&echo, {spin_ns, In(20000)}) || echo != i)) return false;
   }
