@@ -1,0 +1,220 @@
+// Gated DeltaNet on the device: causal convolution with norms and gates, the recurrence with replay
+// of accepted rows, and the gated norm behind it. In the recurrence four lanes share a value column
+// and hold its keys of one residue mod 4 in registers; columns are independent. Lane l's keys belong
+// to partials l, l + 4, ..: levels 16, 8, 4 of the canonical tree are additions inside the lane, 2
+// and 1 are exchanges. Formulas and the replay rule: docs/design/model.md. Called by
+// gpu_worker/cuda_device_delta.cc. Bound: the dependent chain of a step (decay, sum, exchange,
+// update), about a microsecond a row; state bytes at one row.
+#include "kernels/cuda/quantize.h"
+#include "kernels/cuda/reduce.h"
+
+namespace lode::cuda {
+namespace {
+
+constexpr uint32_t kHeadThreads = 256;  // of a block that treats one head of one row
+constexpr uint32_t kStepThreads = 64;   // of the recurrence: 16 value columns
+constexpr uint32_t kLanesPerColumn = 4;
+constexpr uint32_t kStepColumns = kStepThreads / kLanesPerColumn;
+constexpr float kL2Eps = 1e-6f;  // inside the root, added to the sum
+static_assert(kStepColumns == kDeltaColumns);
+
+LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
+  return (static_cast<size_t>(slot) * kConvRing + position % kConvRing) * width;
+}
+
+// Convolution, silu and, for queries and keys, the L2 norm of one head of one row; head 0 also makes
+// the row's gates. Rows of this window are read where the product left them: their ring entries are
+// written by other blocks of this launch.
+LODE_KERNEL(kHeadThreads) DeltaConvKernel(DeltaConvArgs a) {
+  using namespace canonical;
+  LODE_SHARED float c[kHeadThreads];
+  LODE_SHARED float length;
+  const uint32_t head = BlockX(), row = BlockY(), i = ThreadId();
+  const DeltaShape& d = a.shape;
+  const uint32_t width = (2 * d.key_heads + d.value_heads) * d.dim, channel = head * d.dim + i;
+  const StepRow& r = a.window->params.rows[row];
+  const StepSequence& seq = a.window->params.seqs[r.seq];
+  if (i < d.dim) {
+    float sum = 0;
+    for (uint32_t t = 0; t < d.taps; ++t) {
+      const uint32_t back = d.taps - 1 - t;
+      if (r.position < back) continue;  // before the sequence
+      const float x = back <= row - seq.first_row
+                          ? a.qkv[static_cast<size_t>(row - back) * width + channel]
+                          : a.conv[RingAt(seq.slot, r.position - back, width) + channel];
+      sum = Fma(a.conv_weight[static_cast<size_t>(t) * width + channel], x, sum);
+    }
+    c[i] = Silu(sum);
+    a.conv[RingAt(seq.slot, r.position, width) + channel] =
+        a.qkv[static_cast<size_t>(row) * width + channel];
+  }
+  SyncBlock();
+  const uint32_t key_width = d.key_heads * d.dim, value_width = d.value_heads * d.dim;
+  if (head < 2 * d.key_heads) {
+    if (i < 32) {
+      const float dot = WarpDot(c, c, d.dim);
+      if (i == 0) length = Sqrt(Add(dot, kL2Eps));
+    }
+    SyncBlock();
+    const float scale = head < d.key_heads ? InvSqrt(static_cast<float>(d.dim)) : 1.0f;
+    float* out = head < d.key_heads
+                     ? a.query + static_cast<size_t>(row) * key_width + channel
+                     : a.key + RingAt(seq.slot, r.position, key_width) + channel - key_width;
+    if (i < d.dim) *out = Mul(Div(c[i], length), scale);
+  } else if (i < d.dim) {
+    a.value[RingAt(seq.slot, r.position, value_width) + channel - 2 * key_width] = c[i];
+  }
+  if (head != 0) return;
+  const size_t gates = RingAt(seq.slot, r.position, d.value_heads);
+  for (uint32_t h = i; h < d.value_heads; h += ThreadCount()) {
+    const size_t in = static_cast<size_t>(row) * d.value_heads + h;
+    a.beta[gates + h] = Sigmoid(a.beta_in[in]);
+    a.decay[gates + h] = Exp(Mul(a.a[h], Softplus(Add(a.alpha_in[in], a.dt[h]))));
+  }
+}
+
+// The canonical sum over a column's keys of x[k] * s: x in shared memory, s the lane's kJ keys.
+template <uint32_t kJ>
+LODE_DEVICE float ColumnSum(const float* x, const float (&s)[kJ], uint32_t l) {
+  using namespace canonical;
+  float p[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  LODE_UNROLL
+  for (uint32_t j = 0; j < kJ; ++j) p[j % 8] = Fma(x[kLanesPerColumn * j + l], s[j], p[j % 8]);
+  LODE_UNROLL
+  for (uint32_t w = 4; w >= 1; w /= 2) {
+    LODE_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+      if (i < w) p[i] = Add(p[i], p[i + w]);
+    }
+  }
+  p[0] = Add(p[0], ShuffleXor(p[0], 2));
+  return Add(p[0], ShuffleXor(p[0], 1));
+}
+
+// The last block of the launch says that accepted rows are folded; all have read the old count.
+LODE_DEVICE void FinishFolding(const DeltaStepArgs& a) {
+  SyncBlock();
+  if (ThreadId() != 0) return;
+  FenceDevice();
+  const uint32_t all = GridX() * GridY();
+  if (AtomicAdd(a.finished, 1) + 1 != all) return;
+  *a.finished = 0;
+  const StepParams& p = a.window->params;
+  for (uint32_t i = 0; i < p.n_seqs; ++i) a.folded[p.seqs[i].slot] = p.seqs[i].committed;
+}
+
+// 16 value columns of one head of one sequence. kJ = dim / 4 keys per lane.
+template <uint32_t kJ>
+LODE_KERNEL(kStepThreads) DeltaStepKernel(DeltaStepArgs a) {
+  using namespace canonical;
+  constexpr uint32_t kDim = kJ * kLanesPerColumn;
+  LODE_SHARED float key[kDim];
+  LODE_SHARED float query[kDim];
+  const uint32_t blocks = kDim / kStepColumns, head = BlockX() / blocks;
+  const uint32_t column = BlockX() % blocks * kStepColumns + ThreadId() / kLanesPerColumn;
+  const uint32_t l = ThreadId() % kLanesPerColumn, heads = a.shape.value_heads;
+  const StepParams& params = a.window->params;
+  const StepSequence& seq = params.seqs[BlockY()];
+  const uint32_t folded = a.folded[seq.slot], end = seq.committed + seq.n_rows;
+  const size_t key_width = static_cast<size_t>(a.shape.key_heads) * kDim;
+  const size_t key_at = static_cast<size_t>(head % a.shape.key_heads) * kDim;
+  float* state = a.s + (static_cast<size_t>(seq.slot) * heads + head) * kDim * kDim + column;
+  float s[kJ];
+  if (folded < end) {
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kJ; ++j)
+      s[j] = state[static_cast<size_t>(kLanesPerColumn * j + l) * kDim];
+  }
+  for (uint32_t position = folded; position < end; ++position) {
+    const bool fresh = position >= seq.committed;  // else an accepted row, being folded
+    const uint32_t row = fresh ? seq.first_row + (position - seq.committed) : 0;
+    SyncBlock();  // the last step's vectors have been read
+    for (uint32_t k = ThreadId(); k < kDim; k += kStepThreads) {
+      key[k] = a.key[RingAt(seq.slot, position, key_width) + key_at + k];
+      if (fresh) query[k] = a.query[row * key_width + key_at + k];
+    }
+    const size_t gate_at = RingAt(seq.slot, position, heads) + head;
+    const float beta = a.beta[gate_at], decay = a.decay[gate_at];
+    const size_t value_at = static_cast<size_t>(head) * kDim + column;
+    const float v = a.value[RingAt(seq.slot, position, static_cast<size_t>(heads) * kDim) + value_at];
+    SyncBlock();
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kJ; ++j) s[j] = Mul(decay, s[j]);
+    const float delta = Mul(beta, Sub(v, ColumnSum<kJ>(key, s, l)));
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kJ; ++j) s[j] = Fma(key[kLanesPerColumn * j + l], delta, s[j]);
+    if (fresh) {
+      const float o = ColumnSum<kJ>(query, s, l);
+      if (l == 0) a.out[static_cast<size_t>(row) * heads * kDim + value_at] = o;
+    } else if (position + 1 == seq.committed) {
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kJ; ++j)
+        state[static_cast<size_t>(kLanesPerColumn * j + l) * kDim] = s[j];
+    }
+  }
+  FinishFolding(a);
+}
+
+// 256 columns of a row: whole heads, normed and gated, then quantised by the first warp.
+LODE_KERNEL(kHeadThreads) DeltaGateKernel(DeltaGateArgs a) {
+  using namespace canonical;
+  LODE_SHARED float out[kWarpColumns];
+  const uint32_t row = BlockY(), width = a.heads * a.dim, first = BlockX() * kWarpColumns;
+  const uint32_t lane = ThreadId() % 32;
+  const size_t at = static_cast<size_t>(row) * width + first;
+  for (uint32_t h = ThreadId() / 32; h < kWarpColumns / a.dim && first + h * a.dim < width;
+       h += kHeadThreads / 32) {
+    float* o = a.o + at + h * a.dim;
+    const float* z = a.z + at + h * a.dim;
+    const float mean = Div(WarpDot(o, o, a.dim), static_cast<float>(a.dim));
+    const float scale = InvSqrt(Add(mean, a.eps));
+    for (uint32_t i = lane; i < a.dim; i += 32) {
+      const float y = Mul(Mul(Mul(o[i], scale), a.norm[i]), Sigmoid(z[i]));
+      out[h * a.dim + i] = y;
+      o[i] = y;
+    }
+  }
+  SyncBlock();
+  if (ThreadId() >= 32) return;
+  const uint32_t column = lane * kLaneColumns;
+  const bool inside = first + column < width;
+  float v[kLaneColumns];
+  LODE_UNROLL
+  for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = inside ? out[column + i] : 0.0f;
+  FinishColumns(a.forms, a.check, {row, first + column, inside}, row, v);
+}
+
+template <uint32_t kDim>
+bool LaunchStepsOf(CUstream_st* stream, const DeltaStepArgs& args, uint32_t n_seqs) {
+  if (args.shape.dim != kDim) return false;
+  Launch(stream, {args.shape.value_heads * (kDim / kStepColumns), n_seqs}, kStepThreads, 0,
+         &DeltaStepKernel<kDim / kLanesPerColumn>, args);
+  return true;
+}
+
+}  // namespace
+
+bool DeltaShapeIsKnown(const DeltaShape& shape) {
+  return shape.dim == 16 || shape.dim == 32 || shape.dim == 64 || shape.dim == 128 ||
+         shape.dim == 256;
+}
+
+void LaunchDeltaConv(CUstream_st* stream, const DeltaConvArgs& args, uint32_t n_rows) {
+  const uint32_t threads = (args.shape.dim + 31) / 32 * 32;
+  Launch(stream, {2 * args.shape.key_heads + args.shape.value_heads, n_rows}, threads, 0,
+         &DeltaConvKernel, args);
+}
+
+void LaunchDeltaSteps(CUstream_st* stream, const DeltaStepArgs& args, uint32_t n_seqs) {
+  LaunchStepsOf<16>(stream, args, n_seqs) || LaunchStepsOf<32>(stream, args, n_seqs) ||
+      LaunchStepsOf<64>(stream, args, n_seqs) || LaunchStepsOf<128>(stream, args, n_seqs) ||
+      LaunchStepsOf<256>(stream, args, n_seqs);
+}
+
+void LaunchDeltaGate(CUstream_st* stream, const DeltaGateArgs& args, uint32_t n_rows) {
+  const uint32_t width = args.heads * args.dim;
+  Launch(stream, {(width + kWarpColumns - 1) / kWarpColumns, n_rows}, kHeadThreads, 0,
+         &DeltaGateKernel, args);
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,120 @@
+// Everything that the kernels take from CUDA, one thin function each, so that a kernel is plain C++:
+// nvcc compiles it for a card, and any C++ compiler for the emulated device of the tests
+// (LODE_CUDA_EMULATED, emulated/block.h), where each thread of a block is a fiber and a missing
+// barrier is a reported hang or a changed bit. Kernels use nothing of CUDA that is not here.
+// Included by kernels/cuda sources only; device code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/canonical.h"
+
+#if defined(LODE_CUDA_EMULATED)
+#include "kernels/cuda/emulated/block.h"
+#elif defined(__CUDACC__)
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define LODE_DEVICE static __device__ __forceinline__
+// A kernel whose blocks have at most `threads` threads.
+#define LODE_KERNEL(threads) static __global__ void __launch_bounds__(threads)
+// A read-only table in device memory.
+#define LODE_DEVICE_TABLE static __device__ const
+// Memory of the block, uninitialised.
+#define LODE_SHARED __shared__
+#define LODE_UNROLL _Pragma("unroll")
+#define LODE_NO_UNROLL _Pragma("unroll 1")
+
+namespace lode::cuda {
+
+using Stream = cudaStream_t;
+struct Word2 {
+  uint32_t x, y;
+};
+using Word4 = uint4;
+
+// ---- where this thread is
+LODE_DEVICE uint32_t ThreadId() { return threadIdx.x; }
+LODE_DEVICE uint32_t ThreadCount() { return blockDim.x; }
+LODE_DEVICE uint32_t BlockX() { return blockIdx.x; }
+LODE_DEVICE uint32_t BlockY() { return blockIdx.y; }
+LODE_DEVICE uint32_t BlockZ() { return blockIdx.z; }
+LODE_DEVICE uint32_t GridX() { return gridDim.x; }
+LODE_DEVICE uint32_t GridY() { return gridDim.y; }
+LODE_DEVICE uint32_t GridZ() { return gridDim.z; }
+
+// ---- barriers: every thread of the block, or of the warp, comes here
+LODE_DEVICE void SyncBlock() { __syncthreads(); }
+LODE_DEVICE void SyncWarp() { __syncwarp(); }
+LODE_DEVICE void FenceDevice() { __threadfence(); }
+
+// ---- exchange inside a warp; all 32 lanes take part
+LODE_DEVICE float ShuffleXor(float x, uint32_t mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+LODE_DEVICE int32_t ShuffleXor(int32_t x, uint32_t mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+LODE_DEVICE uint32_t ShuffleXor(uint32_t x, uint32_t mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+LODE_DEVICE uint32_t ShuffleUp(uint32_t x, uint32_t by) {
+  return __shfl_up_sync(0xffffffffu, x, by);
+}
+LODE_DEVICE float ShuffleFrom(float x, uint32_t lane) { return __shfl_sync(0xffffffffu, x, lane); }
+LODE_DEVICE uint32_t ShuffleFrom(uint32_t x, uint32_t lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
+}
+LODE_DEVICE uint64_t ShuffleXor(uint64_t x, uint32_t mask) {
+  return __shfl_xor_sync(0xffffffffu, static_cast<unsigned long long>(x), mask);
+}
+// Bit l: lane l's predicate.
+LODE_DEVICE uint32_t Ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
+
+// ---- memory that is not written while the kernel runs
+LODE_DEVICE uint32_t LoadOnce(const uint32_t* p) { return __ldg(p); }
+LODE_DEVICE uint16_t LoadOnce(const uint16_t* p) { return __ldg(p); }
+LODE_DEVICE float LoadOnce(const float* p) { return __ldg(p); }
+LODE_DEVICE Word4 LoadOnce(const Word4* p) { return __ldg(p); }
+
+// ---- atomics
+LODE_DEVICE void AtomicMin(uint64_t* p, uint64_t x) {
+  atomicMin(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
+}
+LODE_DEVICE uint32_t AtomicAdd(uint32_t* p, uint32_t x) { return atomicAdd(p, x); }
+LODE_DEVICE uint32_t AtomicMax(uint32_t* p, uint32_t x) { return atomicMax(p, x); }
+
+// ---- exact integer arithmetic
+LODE_DEVICE int32_t Dp4a(uint32_t a, uint32_t b, int32_t c) {
+  return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
+}
+// Byte i of the result is byte (selector >> 4 i) & 7 of {low, high}.
+LODE_DEVICE uint32_t BytePermute(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+// Bits shift..shift + 31 of {low, high}; shift < 32.
+LODE_DEVICE uint32_t FunnelRight(uint32_t low, uint32_t high, uint32_t shift) {
+  return __funnelshift_r(low, high, shift);
+}
+LODE_DEVICE uint32_t PopCount(uint32_t x) { return static_cast<uint32_t>(__popc(x)); }
+// Exact for every half, denormals included (tests/device compares all 65,536 with FromF16).
+LODE_DEVICE float HalfToFloat(uint32_t h) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(h)));
+}
+
+// Dynamic shared memory of the block, 16-byte aligned.
+LODE_DEVICE uint8_t* DynamicShared() {
+  extern __shared__ uint4 lode_dynamic_shared[];
+  return reinterpret_cast<uint8_t*>(lode_dynamic_shared);
+}
+
+struct Grid {
+  uint32_t x, y = 1, z = 1;
+};
+template <class... P, class... A>
+inline void Launch(Stream stream, Grid grid, uint32_t threads, size_t shared, void (*kernel)(P...),
+                   A... args) {
+  kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared, stream>>>(static_cast<P>(args)...);
+}
+
+}  // namespace lode::cuda
+#endif

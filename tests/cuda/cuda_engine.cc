@@ -1,0 +1,162 @@
+// See cuda_engine.h.
+#include "tests/cuda/cuda_engine.h"
+
+#include <algorithm>
+
+namespace lode::testing {
+
+StatusOr<std::unique_ptr<CudaListLanes>> CudaListLanes::Load(const ModelSource& source,
+                                                             CudaDevice& device) {
+  const ModelConfig& c = source.config();
+  std::unique_ptr<CudaListLanes> lanes(new CudaListLanes(c, device));
+  const auto load = [&](const TensorInfo& t) -> StatusOr<const uint8_t*> {
+    std::vector<uint8_t> bytes(t.bytes);
+    LODE_RETURN_IF_ERROR(source.ReadRows(t, 0, t.rows(), bytes.data()));
+    LODE_ASSIGN_OR_RETURN(void* memory, device.Allocate(t.name, t.bytes));
+    device.Upload(memory, bytes.data(), t.bytes);
+    return static_cast<const uint8_t*>(memory);
+  };
+  for (uint32_t l = 0; l < c.layers; ++l) {
+    Layer layer;
+    LODE_ASSIGN_OR_RETURN(layer.tensors, FindExperts(source, l));
+    const ExpertTensors& t = layer.tensors;
+    layer.formats = {FormatOf(t.gate->type), FormatOf(t.up->type), FormatOf(t.down->type)};
+    LODE_ASSIGN_OR_RETURN(layer.gate, load(*t.gate));
+    layer.up = layer.gate;
+    if (!t.fused) {
+      LODE_ASSIGN_OR_RETURN(layer.up, load(*t.up));
+    }
+    LODE_ASSIGN_OR_RETURN(layer.down, load(*t.down));
+    layer.gate_row_bytes = t.gate->row_bytes();
+    layer.up_row_bytes = t.up->row_bytes();
+    layer.down_row_bytes = t.down->row_bytes();
+    lanes->layers_.push_back(layer);
+  }
+  lanes->routed_.resize(c.layers * kWindowRowsMax);
+  LODE_ASSIGN_OR_RETURN(void* list, device.Allocate("expert list", sizeof(cuda::ExpertList)));
+  lanes->list_ = static_cast<cuda::ExpertList*>(list);
+  for (float*& results : lanes->results_) {
+    const size_t floats = size_t{kWindowRowsMax} * c.experts_used * c.hidden;
+    LODE_ASSIGN_OR_RETURN(void* memory, device.Allocate("expert results", floats * sizeof(float)));
+    results = static_cast<float*>(memory);
+  }
+  return lanes;
+}
+
+WindowOutcome CudaListLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
+                                   const RoutedRow* routed) {
+  const Layer& l = layers_[layer];
+  const uint32_t width = config_.expert_width, hidden = config_.hidden;
+  RoutedRow* rows = routed_.data() + layer * kWindowRowsMax;
+  device_.Download(rows, routed, n_rows * sizeof(RoutedRow));
+  std::vector<uint16_t> seen;
+  cuda::ExpertList& list = host_list_;
+  list.n_entries = 0;
+  for (uint32_t row = 0; row < n_rows; ++row) {
+    for (uint32_t order = 0; order < config_.experts_used; ++order) {
+      const uint16_t e = rows[row].ids[order];
+      if (std::find(seen.begin(), seen.end(), e) != seen.end()) continue;
+      seen.push_back(e);
+      cuda::ExpertEntry entry = {};
+      for (uint32_t r = row; r < n_rows; ++r) {
+        for (uint32_t o = 0; o < config_.experts_used; ++o) {
+          if (rows[r].ids[o] != e) continue;
+          entry.rows |= 1u << r;
+          entry.order[r] = static_cast<uint8_t>(o);
+        }
+      }
+      for (uint32_t p = 0; p < pieces; ++p) {
+        entry.width_begin = width * p / pieces, entry.width_end = width * (p + 1) / pieces;
+        entry.hidden_begin = hidden * p / pieces, entry.hidden_end = hidden * (p + 1) / pieces;
+        entry.gate = l.gate + l.tensors.gate_row(e, entry.width_begin, width) * l.gate_row_bytes;
+        entry.up = l.up + l.tensors.up_row(e, entry.width_begin, width) * l.up_row_bytes;
+        entry.down = l.down + (uint64_t{e} * hidden + entry.hidden_begin) * l.down_row_bytes;
+        list.entries[list.n_entries++] = entry;
+      }
+    }
+  }
+  list.n_slow = slow;
+  device_.Upload(list_, &list, sizeof(list));
+  device_.LaunchExperts(l.formats, list_, x, results_[layer & 1]);
+  return device_.Outcome();
+}
+
+const float* CudaListLanes::Result(uint32_t layer, uint32_t row, uint32_t order) const {
+  return results_[layer & 1] + (size_t{row} * config_.experts_used + order) * config_.hidden;
+}
+
+StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Create(const std::string& model,
+                                                         const LocalEngineOptions& options) {
+  std::unique_ptr<CudaEngine> e(new CudaEngine);
+  LODE_ASSIGN_OR_RETURN(e->source_, ModelSource::Open(model));
+  const ModelConfig& config = e->source_->config();
+  LODE_ASSIGN_OR_RETURN(e->device_,
+                        CudaDevice::Create(config, {.ordinal = 0, .context = options.context}));
+  LODE_ASSIGN_OR_RETURN(e->weights_, ModelWeights::Load(*e->source_, *e->device_, nullptr));
+  e->blocks_per_slot_ = (options.context + kKvBlockCells - 1) / kKvBlockCells;
+  LODE_ASSIGN_OR_RETURN(e->state_,
+                        SequenceState::Create(config, *e->device_,
+                                              {.slots = options.slots,
+                                               .kv_blocks = options.slots * e->blocks_per_slot_,
+                                               .context = options.context,
+                                               .kv_type = options.kv_type}));
+  if (!config.ple.empty()) {
+    LODE_ASSIGN_OR_RETURN(e->ple_, PleReader::Create(*e->source_));
+  }
+  LODE_ASSIGN_OR_RETURN(e->lanes_, CudaListLanes::Load(*e->source_, *e->device_));
+  LODE_ASSIGN_OR_RETURN(
+      e->forward_, Forward::Create(config, e->weights_, *e->device_, *e->state_, e->ple_.get()));
+  e->epochs_.assign(options.slots, 1);
+  e->committed_.assign(options.slots, 0);
+  e->kv_blocks_.resize(options.slots);
+  for (uint32_t b = 0; b < e->blocks_per_slot_; ++b) {
+    for (uint32_t s = 0; s < options.slots; ++s)
+      e->kv_blocks_[s].push_back(b * options.slots + (options.slots - 1 - s));
+  }
+  return e;
+}
+
+void CudaEngine::AddSequence(uint32_t slot, WindowPlan* plan) const {
+  SequencePlan& q = plan->seqs[plan->n_seqs++];
+  q.epoch = epochs_[slot];
+  q.slot = slot;
+  q.committed = committed_[slot];
+  q.block_count = blocks_per_slot_;
+}
+
+StatusOr<WindowOutcome> CudaEngine::RunPlan(const WindowPlan& plan) {
+  const uint32_t* blocks[kWindowRowsMax] = {};
+  for (uint32_t i = 0; i < plan.n_seqs; ++i) blocks[i] = kv_blocks_[plan.seqs[i].slot].data();
+  StepParams params;
+  uint32_t row_of[kWindowRowsMax];
+  LODE_RETURN_IF_ERROR(state_->Stage(plan, blocks, &params, row_of));
+  return forward_->Run(params, *lanes_, nullptr);
+}
+
+StatusOr<WindowOutcome> CudaEngine::Run(std::span<const LocalRow> rows) {
+  WindowPlan plan = {};
+  for (const LocalRow& r : rows) {
+    if (plan.n_seqs == 0 || plan.seqs[plan.n_seqs - 1].slot != r.slot) AddSequence(r.slot, &plan);
+    RowPlan& row = plan.rows[plan.n_rows++];
+    row.seq_index = plan.n_seqs - 1;
+    row.position = r.position;
+    row.token = r.token;
+    row.kind = RowKind::kPrompt;
+    row.needs_logits = r.needs_logits;
+  }
+  return RunPlan(plan);
+}
+
+StatusOr<WindowOutcome> CudaEngine::Flush(uint32_t slot) {
+  WindowPlan plan = {};
+  AddSequence(slot, &plan);
+  return RunPlan(plan);
+}
+
+std::vector<float> CudaEngine::logits(uint32_t row) {
+  std::vector<float> values(config().vocab);
+  device_->Download(values.data(), forward_->logits(row), values.size() * sizeof(float));
+  return values;
+}
+
+}  // namespace lode::testing

@@ -1,0 +1,88 @@
+// A whole engine on the cuda device inside one process: the twin of LocalEngine, for comparing bits.
+// All experts lie in device memory; a layer's list is made on the host from the router's choice, so
+// lanes wait for the device in the middle of a layer (the product's lanes do not). Thread: one
+// caller. Works on a card and on the emulated device alike.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gpu_worker/cuda_device.h"
+#include "gpu_worker/forward.h"
+#include "gpu_worker/local_engine.h"
+#include "gpu_worker/sequence_state.h"
+
+namespace lode::testing {
+
+// Every routed expert as one entry, or cut into `pieces` entries with a share of the rows each, as
+// arenas of several NUMA nodes would give them.
+class CudaListLanes final : public ExpertLanes {
+ public:
+  static StatusOr<std::unique_ptr<CudaListLanes>> Load(const ModelSource& source,
+                                                       CudaDevice& device);
+  WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows,
+                      const RoutedRow* routed) override;
+  WindowOutcome Finish(uint32_t) override { return device_.Outcome(); }
+  const float* Result(uint32_t layer, uint32_t row, uint32_t order) const override;
+  uint32_t pieces = 1;
+  uint32_t slow = 0;  // how many entries are said to be slow
+  const RoutedRow& routed(uint32_t layer, uint32_t row) const {
+    return routed_[layer * kWindowRowsMax + row];
+  }
+
+ private:
+  struct Layer {
+    ExpertTensors tensors;
+    cuda::ExpertFormats formats;
+    const uint8_t *gate, *up, *down;
+    size_t gate_row_bytes, up_row_bytes, down_row_bytes;
+  };
+  CudaListLanes(const ModelConfig& config, CudaDevice& device) : config_(config), device_(device) {}
+
+  const ModelConfig config_;
+  CudaDevice& device_;
+  std::vector<Layer> layers_;
+  std::vector<RoutedRow> routed_;  // host copies, [layer][row]
+  cuda::ExpertList host_list_ = {};
+  cuda::ExpertList* list_ = nullptr;
+  float* results_[2] = {nullptr, nullptr};
+};
+
+class CudaEngine {
+ public:
+  static StatusOr<std::unique_ptr<CudaEngine>> Create(const std::string& model,
+                                                      const LocalEngineOptions& options);
+  void Restart(uint32_t slot) {
+    ++epochs_[slot];
+    committed_[slot] = 0;
+  }
+  void Commit(uint32_t slot, uint32_t position) { committed_[slot] = position; }
+  StatusOr<WindowOutcome> Run(std::span<const LocalRow> rows);
+  StatusOr<WindowOutcome> Flush(uint32_t slot);
+  std::vector<float> logits(uint32_t row);
+  SequenceState& state() { return *state_; }
+  CudaDevice& device() { return *device_; }
+  CudaListLanes& lanes() { return *lanes_; }
+  const ModelConfig& config() const { return source_->config(); }
+  const ModelWeights& weights() const { return weights_; }
+
+ private:
+  StatusOr<WindowOutcome> RunPlan(const WindowPlan& plan);
+  void AddSequence(uint32_t slot, WindowPlan* plan) const;
+
+  std::unique_ptr<ModelSource> source_;
+  std::unique_ptr<CudaDevice> device_;
+  ModelWeights weights_;
+  std::unique_ptr<SequenceState> state_;
+  std::unique_ptr<PleReader> ple_;
+  std::unique_ptr<CudaListLanes> lanes_;
+  std::unique_ptr<Forward> forward_;
+  uint32_t blocks_per_slot_ = 0;
+  std::vector<uint64_t> epochs_;
+  std::vector<uint32_t> committed_;
+  std::vector<std::vector<uint32_t>> kv_blocks_;
+};
+
+}  // namespace lode::testing
