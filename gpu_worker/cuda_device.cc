@@ -14,9 +14,9 @@
 namespace lode {
 namespace {
 
-constexpr uint32_t kOldestCapability = 75;       // Turing
+constexpr uint32_t kOldestCapability = 75;                        // Turing
 constexpr uint32_t kSharedFloatsMax = 48 * 1024 / sizeof(float);  // a block gets them on every card
-constexpr size_t kAlignment = 256;               // bytes
+constexpr size_t kAlignment = 256;                                // bytes
 
 size_t Aligned(size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -24,7 +24,8 @@ size_t Aligned(size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment
 Status CheckShape(const ModelConfig& c) {
   const cuda::DeltaShape delta = {c.ssm_key_heads, c.ssm_value_heads, c.ssm_head_dim, c.ssm_conv};
   if (!cuda::DeltaShapeIsKnown(delta))
-    return InvalidArgument("the cuda device has no DeltaNet kernel for heads of {} values", c.ssm_head_dim);
+    return InvalidArgument("the cuda device has no DeltaNet kernel for heads of {} values",
+                           c.ssm_head_dim);
   if (c.head_dim > kAttendHeadDimMax || c.head_dim % 8 != 0 || c.index_dim > kAttendHeadDimMax)
     return InvalidArgument("the cuda device has no attention kernel for heads of {} and {} values",
                            c.head_dim, c.index_dim);
@@ -33,8 +34,9 @@ Status CheckShape(const ModelConfig& c) {
   if (kKvBlockCells % c.index_block != 0 || (c.ssm_conv - 1) + kWindowRowsMax > kConvRing ||
       c.index_block - 1 + kWindowRowsMax > kConvRing ||
       (!c.ple.empty() && (c.ple_conv - 1) * c.ngram_size + kWindowRowsMax > kPleRing)) {
-    return InvalidArgument("index block {} or convolutions ({}, {}) exceed what the device's rings hold",
-                           c.index_block, c.ssm_conv, c.ple_conv);
+    return InvalidArgument(
+        "index block {} or convolutions ({}, {}) exceed what the device's rings hold",
+        c.index_block, c.ssm_conv, c.ple_conv);
   }
   return OkStatus();
 }
@@ -70,7 +72,8 @@ Status CudaDevice::Impl::Start() {
                        kOldestCapability / 10, kOldestCapability % 10);
   }
   LODE_ASSIGN_OR_RETURN(stream, cuda::OpenStream());
-  LODE_ASSIGN_OR_RETURN(void* pinned, cuda::AllocatePinned(Aligned(sizeof(cuda::WindowBlock)) + 64));
+  LODE_ASSIGN_OR_RETURN(void* pinned,
+                        cuda::AllocatePinned(Aligned(sizeof(cuda::WindowBlock)) + 64));
   staged = new (pinned) cuda::WindowBlock{{}, cuda::kAllFinite};
   outcome_word = reinterpret_cast<uint64_t*>(static_cast<uint8_t*>(pinned) +
                                              Aligned(sizeof(cuda::WindowBlock)));
@@ -114,7 +117,8 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
     size_t stride = 0;
     for (uint32_t len : cuda::kFormLens) {
       const uint32_t n = (columns + len - 1) / len * len;
-      stride = std::max(stride, ActLayout{n, len}.bytes() + n);  // n: codes arranged for 2-bit weights
+      stride =
+          std::max(stride, ActLayout{n, len}.bytes() + n);  // n: codes arranged for 2-bit weights
     }
     FormBuffer b = {nullptr, rows, Aligned(stride)};
     b.memory = bytes(b.stride * rows * cuda::kForms);
@@ -124,8 +128,8 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   const uint32_t widest =
       std::max({c.WideWidth(), c.hc_rank, c.SsmValueWidth(), c.heads * c.head_dim, c.shared_width,
                 c.PleWidth(), 2 * c.hidden});
-  const uint32_t pairs = kWindowRowsMax * c.experts_used, chunks = static_cast<uint32_t>(
-      (cells_max + kAttendChunk - 1) / kAttendChunk);
+  const uint32_t pairs = kWindowRowsMax * c.experts_used,
+                 chunks = static_cast<uint32_t>((cells_max + kAttendChunk - 1) / kAttendChunk);
   block = reinterpret_cast<cuda::WindowBlock*>(bytes(sizeof(cuda::WindowBlock)));
   s.x_forms = forms(c.hidden, kWindowRowsMax);
   s.forms = forms(widest, kWindowRowsMax);
@@ -135,7 +139,8 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   s.beta = rows_of(c.ssm_value_heads), s.alpha = rows_of(c.ssm_value_heads);
   s.query = rows_of(c.SsmKeyWidth()), s.mixed = rows_of(c.SsmValueWidth());
   s.finished = words(1);
-  s.inv_freq = floats(c.rope_dims / 2), s.sin = rows_of(c.rope_dims / 2), s.cos = rows_of(c.rope_dims / 2);
+  s.inv_freq = floats(c.rope_dims / 2), s.sin = rows_of(c.rope_dims / 2),
+  s.cos = rows_of(c.rope_dims / 2);
   s.q = rows_of(2 * c.heads * c.head_dim);
   s.k = rows_of(c.kv_heads * c.head_dim), s.v = rows_of(c.kv_heads * c.head_dim);
   s.index_q = rows_of(c.index_heads * c.index_dim), s.index_k = rows_of(c.index_dim);
@@ -143,7 +148,8 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   s.block_scores = rows_of(blocks_max);
   s.cells = words(cells_max * kWindowRowsMax), s.n_cells = words(kWindowRowsMax);
   s.scores = rows_of(cells_max * c.heads);
-  s.chunk_top = rows_of(size_t{chunks} * c.heads), s.chunk_total = rows_of(size_t{chunks} * c.heads);
+  s.chunk_top = rows_of(size_t{chunks} * c.heads),
+  s.chunk_total = rows_of(size_t{chunks} * c.heads);
   s.chunk_sum = rows_of(size_t{chunks} * c.heads * c.head_dim);
   s.router_logits = rows_of(c.experts);
   s.shared_gate = rows_of(c.shared_width), s.shared_up = rows_of(c.shared_width);
@@ -165,8 +171,7 @@ const CudaCard& CudaDevice::card() const { return impl_->card; }
 StatusOr<void*> CudaDevice::Allocate(const std::string& what, size_t bytes) {
   const size_t rounded = Aligned(std::max<size_t>(bytes, 1));
   StatusOr<void*> memory = cuda::AllocateDevice(rounded);
-  if (!memory.ok())
-    return ResourceExhausted("{} does not fit: {}", what, Message(memory.status()));
+  if (!memory.ok()) return ResourceExhausted("{} does not fit: {}", what, Message(memory.status()));
   impl_->memory.push_back(*memory);
   impl_->allocations.push_back({what, bytes});
   cuda::ZeroAsync(*memory, rounded, impl_->stream);
@@ -210,7 +215,10 @@ void CudaDevice::EnqueueOutcome(uint64_t* pinned_word) {
 WindowOutcome CudaDevice::FromWord(uint64_t key) {
   if (key == cuda::kAllFinite) return {};
   return {WindowStatus::kNotFinite,
-          {.layer = cuda::NotFiniteLayer(key), .row = cuda::NotFiniteRow(key), .worker = 0, .detail = 0}};
+          {.layer = cuda::NotFiniteLayer(key),
+           .row = cuda::NotFiniteRow(key),
+           .worker = 0,
+           .detail = 0}};
 }
 WindowOutcome CudaDevice::Outcome() {
   EnqueueOutcome(impl_->outcome_word);
@@ -253,22 +261,40 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   Impl::Input normed = {.x = s.normed, .columns = width, .forms = {}, .checked = true};
   if (whole) normed.forms = d.Forms(s.forms, width, wanted);
   cuda::LaunchHcNorm(d.s(),
-                     {.wide = wide, .weight = w.norm, .normed = s.normed, .streams = c.streams,
-                      .hidden = c.hidden, .eps = c.rms_eps, .forms = normed.forms, .check = check},
+                     {.wide = wide,
+                      .weight = w.norm,
+                      .normed = s.normed,
+                      .streams = c.streams,
+                      .hidden = c.hidden,
+                      .eps = c.rms_eps,
+                      .forms = normed.forms,
+                      .check = check},
                      d.rows());
   d.Mat({{&w.down, s.low}}, normed);
-  const Impl::Input low = {.x = s.low, .columns = c.hc_rank,
-                           .forms = d.Forms(s.forms, c.hc_rank, d.FormsOf({&w.up})), .checked = true};
+  const Impl::Input low = {.x = s.low,
+                           .columns = c.hc_rank,
+                           .forms = d.Forms(s.forms, c.hc_rank, d.FormsOf({&w.up})),
+                           .checked = true};
   cuda::LaunchHcGate(d.s(),
-                     {.low = s.low, .rank = c.hc_rank, .normed = s.normed, .inject_weight = w.inject,
-                      .inject = inject, .streams = c.streams, .hidden = c.hidden,
-                      .forms = low.forms, .check = check},
+                     {.low = s.low,
+                      .rank = c.hc_rank,
+                      .normed = s.normed,
+                      .inject_weight = w.inject,
+                      .inject = inject,
+                      .streams = c.streams,
+                      .hidden = c.hidden,
+                      .forms = low.forms,
+                      .check = check},
                      d.rows());
   d.Mat({{&w.up, s.up}}, low);
   // Who reads x is not known here: it gets every form. The last mixer's rows matter only where
   // logits are wanted.
   cuda::LaunchHcMix(d.s(),
-                    {.up = s.up, .normed = s.normed, .x = x, .streams = c.streams, .hidden = c.hidden,
+                    {.up = s.up,
+                     .normed = s.normed,
+                     .x = x,
+                     .streams = c.streams,
+                     .hidden = c.hidden,
                      .forms = d.Forms(s.x_forms, c.hidden, ~0u),
                      .check = d.Check(cuda::LayerPart::kMixer, w.inject == nullptr)},
                     d.rows());

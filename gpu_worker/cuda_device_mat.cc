@@ -23,7 +23,8 @@ uint32_t CudaDevice::Impl::FormOf(Format format) {
   for (uint32_t f = 0; f < cuda::kForms; ++f) {
     if (cuda::kFormLens[f] == Info(format).act_block_len) return f;
   }
-  LODE_CHECK(Info(format).act_block_len == 0, "no form for blocks of {}", Info(format).act_block_len);
+  LODE_CHECK(Info(format).act_block_len == 0, "no form for blocks of {}",
+             Info(format).act_block_len);
   return cuda::kForms;
 }
 
@@ -60,11 +61,15 @@ CudaDevice::Impl::Input CudaDevice::Impl::InputOf(const float* x, uint32_t colum
                                                   cuda::LayerPart part, uint32_t wanted,
                                                   bool logits_only) {
   if (x == x_source)
-    return {.x = x, .columns = columns, .forms = Forms(scratch.x_forms, columns, ~0u), .checked = true};
-  const Input input = {.x = x, .columns = columns, .forms = Forms(scratch.forms, columns, wanted),
-                       .checked = true};
+    return {
+        .x = x, .columns = columns, .forms = Forms(scratch.x_forms, columns, ~0u), .checked = true};
+  const Input input = {
+      .x = x, .columns = columns, .forms = Forms(scratch.forms, columns, wanted), .checked = true};
   cuda::LaunchQuantize(s(),
-                       {.x = x, .stride = columns, .n = columns, .forms = input.forms,
+                       {.x = x,
+                        .stride = columns,
+                        .n = columns,
+                        .forms = input.forms,
                         .check = Check(part, logits_only)},
                        rows());
   return input;
@@ -88,14 +93,18 @@ void CudaDevice::Impl::Mat(std::initializer_list<CudaMatJob> jobs, const Input& 
   if (wanted != 0 || !in.checked) {
     in.forms = Forms(scratch.forms, input.columns, wanted);
     cuda::LaunchQuantize(s(),
-                         {.x = in.x, .stride = in.columns, .n = in.columns, .forms = in.forms,
+                         {.x = in.x,
+                          .stride = in.columns,
+                          .n = in.columns,
+                          .forms = in.forms,
                           .check = Check(cuda::LayerPart::kMixer, logits_only)},
                          rows());
   }
   // One launch per format, in the order in which formats first appear.
   for (const CudaMatJob* first = jobs.begin(); first != jobs.end(); ++first) {
     const Format format = first->w->format;
-    if (std::any_of(jobs.begin(), first, [&](const CudaMatJob& j) { return j.w->format == format; }))
+    if (std::any_of(jobs.begin(), first,
+                    [&](const CudaMatJob& j) { return j.w->format == format; }))
       continue;
     const uint32_t f = FormOf(format);
     cuda::MatBatch batch;
@@ -103,7 +112,8 @@ void CudaDevice::Impl::Mat(std::initializer_list<CudaMatJob> jobs, const Input& 
     batch.logits_only = logits_only ? block : nullptr;
     batch.source = {.f = in.x, .f_stride = in.columns, .columns = in.columns, .form = {}};
     if (f < cuda::kForms)
-      batch.source.form = input.forms.form[f].base != nullptr ? input.forms.form[f] : in.forms.form[f];
+      batch.source.form =
+          input.forms.form[f].base != nullptr ? input.forms.form[f] : in.forms.form[f];
     uint32_t all_rows = 0;
     for (const CudaMatJob* job = first; job != jobs.end(); ++job) {
       if (job->w->format != format) continue;
@@ -124,8 +134,10 @@ void CudaDevice::Route(const MoeWeights& w, const float* x, RoutedRow* routed) {
   d.Mat({{&w.router, d.scratch.router_logits}},
         d.InputOf(x, c.hidden, cuda::LayerPart::kMixer, d.FormsOf({&w.router})));
   cuda::LaunchRoute(d.s(),
-                    {.logits = d.scratch.router_logits, .experts = c.experts,
-                     .used = c.experts_used, .routed = routed},
+                    {.logits = d.scratch.router_logits,
+                     .experts = c.experts,
+                     .used = c.experts_used,
+                     .routed = routed},
                     d.rows());
   cuda::CheckLaunches("router");
 }
@@ -134,15 +146,22 @@ void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared
   Impl& d = *impl_;
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
-  d.Mat({{&w.shared_gate, s.shared_gate}, {&w.shared_up, s.shared_up}},
-        d.InputOf(x, c.hidden, cuda::LayerPart::kShared, d.FormsOf({&w.shared_gate, &w.shared_up})));
-  const Impl::Input h = {.x = s.shared_gate, .columns = c.shared_width,
+  d.Mat(
+      {{&w.shared_gate, s.shared_gate}, {&w.shared_up, s.shared_up}},
+      d.InputOf(x, c.hidden, cuda::LayerPart::kShared, d.FormsOf({&w.shared_gate, &w.shared_up})));
+  const Impl::Input h = {.x = s.shared_gate,
+                         .columns = c.shared_width,
                          .forms = d.Forms(s.forms, c.shared_width, d.FormsOf({&w.shared_down})),
                          .checked = true};
   cuda::LaunchSharedHidden(d.s(),
-                           {.gate = s.shared_gate, .up = s.shared_up, .width = c.shared_width, .x = x,
-                            .inject_weight = w.shared_inject, .hidden = c.hidden,
-                            .inject = s.shared_inject, .forms = h.forms,
+                           {.gate = s.shared_gate,
+                            .up = s.shared_up,
+                            .width = c.shared_width,
+                            .x = x,
+                            .inject_weight = w.shared_inject,
+                            .hidden = c.hidden,
+                            .inject = s.shared_inject,
+                            .forms = h.forms,
                             .check = d.Check(cuda::LayerPart::kShared)},
                            d.rows());
   d.Mat({{&w.shared_down, shared}}, h);
@@ -211,8 +230,8 @@ void CudaDevice::LaunchExperts(const cuda::ExpertFormats& formats, const cuda::E
     p.out = out;
     p.row_bytes = RowBytes(format, source.columns);
     p.matrix = matrix;
-    const cuda::ProductShape shape = cuda::ChooseShape(
-        format, entries * out_rows, source.columns, d.rows(), d.card.multiprocessors);
+    const cuda::ProductShape shape = cuda::ChooseShape(format, entries * out_rows, source.columns,
+                                                       d.rows(), d.card.multiprocessors);
     p.blocks = std::min(kExpertBlocks * d.card.multiprocessors,
                         entries * ((out_rows + shape.tile_rows - 1) / shape.tile_rows));
     p.slow_blocks = std::min(kSlowBlocks, p.blocks / 2);
@@ -244,8 +263,12 @@ void CudaDevice::LaunchExperts(const cuda::ExpertFormats& formats, const cuda::E
   }
   const cuda::ActForms h = d.Forms(s.pair_forms, c.expert_width, form_bit(formats.down));
   cuda::LaunchHidden(d.s(),
-                     {.list = list, .experts_used = c.experts_used, .width = c.expert_width,
-                      .h = s.expert_hidden, .up = together ? nullptr : s.expert_up, .forms = h,
+                     {.list = list,
+                      .experts_used = c.experts_used,
+                      .width = c.expert_width,
+                      .h = s.expert_hidden,
+                      .up = together ? nullptr : s.expert_up,
+                      .forms = h,
                       .check = d.Check(cuda::LayerPart::kExperts)},
                      d.rows());
   const auto [p, shape] =
@@ -259,8 +282,7 @@ const uint8_t* CudaDevice::QuantisedInput(Format format, const float* x, size_t*
   Impl& d = *impl_;
   const uint32_t form = Impl::FormOf(format);
   if (form >= cuda::kForms) return nullptr;
-  const Impl::Input in =
-      d.InputOf(x, d.config.hidden, cuda::LayerPart::kMixer, 1u << form);
+  const Impl::Input in = d.InputOf(x, d.config.hidden, cuda::LayerPart::kMixer, 1u << form);
   *row_stride = in.forms.form[form].stride;
   return in.forms.form[form].base;
 }

@@ -5,24 +5,41 @@
 namespace lode {
 
 cuda::RopeTables CudaDevice::Impl::Rope() const {
-  return {.inv_freq = scratch.inv_freq, .sin = scratch.sin, .cos = scratch.cos,
+  return {.inv_freq = scratch.inv_freq,
+          .sin = scratch.sin,
+          .cos = scratch.cos,
           .pairs = config.rope_dims / 2};
 }
 cuda::DeltaShape CudaDevice::Impl::Delta() const {
-  return {.key_heads = config.ssm_key_heads, .value_heads = config.ssm_value_heads,
-          .dim = config.ssm_head_dim, .taps = config.ssm_conv};
+  return {.key_heads = config.ssm_key_heads,
+          .value_heads = config.ssm_value_heads,
+          .dim = config.ssm_head_dim,
+          .taps = config.ssm_conv};
 }
 cuda::AttentionShape CudaDevice::Impl::Attention() const {
   const ModelConfig& c = config;
-  return {.heads = c.heads, .kv_heads = c.kv_heads, .dim = c.head_dim, .index_heads = c.index_heads,
-          .index_dim = c.index_dim, .pairs = c.rope_dims / 2, .index_block = c.index_block,
-          .blocks_best = c.IndexBlocksMax(), .eps = c.rms_eps};
+  return {.heads = c.heads,
+          .kv_heads = c.kv_heads,
+          .dim = c.head_dim,
+          .index_heads = c.index_heads,
+          .index_dim = c.index_dim,
+          .pairs = c.rope_dims / 2,
+          .index_block = c.index_block,
+          .blocks_best = c.IndexBlocksMax(),
+          .eps = c.rms_eps};
 }
 cuda::KvCache CudaDevice::Impl::Cache(const AttentionState& state) {
   const KvBlockLayout& l = state.layout;
-  return {.type = l.type, .cell_bytes = l.cell_bytes, .v = l.v, .k_scales = l.k_scales,
-          .v_scales = l.v_scales, .index = l.index, .block_bytes = l.bytes, .pool = state.pool,
-          .block_tables = state.block_tables, .blocks_per_sequence = state.blocks_per_sequence,
+  return {.type = l.type,
+          .cell_bytes = l.cell_bytes,
+          .v = l.v,
+          .k_scales = l.k_scales,
+          .v_scales = l.v_scales,
+          .index = l.index,
+          .block_bytes = l.bytes,
+          .pool = state.pool,
+          .block_tables = state.block_tables,
+          .blocks_per_sequence = state.blocks_per_sequence,
           .raw_index = state.raw_index};
 }
 
@@ -37,17 +54,31 @@ void CudaDevice::Ple(const PleWeights& w, const PleState& state, const uint8_t* 
   // The heads' rows lie side by side: [row][heads] short rows become one long one.
   cuda::KernelsOf(rows_format)
       .dequant(d.s(),
-               {.table = rows, .row_bytes = RowBytes(rows_format, c.ple_row_width),
-                .n = c.ple_row_width, .out = s.ple_embed, .out_stride = c.ple_row_width},
+               {.table = rows,
+                .row_bytes = RowBytes(rows_format, c.ple_row_width),
+                .n = c.ple_row_width,
+                .out = s.ple_embed,
+                .out_stride = c.ple_row_width},
                d.rows() * c.PleHeads());
-  d.Mat({{&w.key, s.ple_key}, {&w.value, s.ple_value}},
-        d.InputOf(s.ple_embed, c.PleWidth(), cuda::LayerPart::kMixer, d.FormsOf({&w.key, &w.value})));
+  d.Mat(
+      {{&w.key, s.ple_key}, {&w.value, s.ple_value}},
+      d.InputOf(s.ple_embed, c.PleWidth(), cuda::LayerPart::kMixer, d.FormsOf({&w.key, &w.value})));
   cuda::LaunchPle(d.s(),
-                  {.key = s.ple_key, .value = s.ple_value, .norm_key = w.norm_key,
-                   .norm_query = w.norm_query, .norm_conv = w.norm_conv, .conv_weight = w.conv,
-                   .ring = state.conv, .gated = s.ple_gated, .wide = wide, .streams = c.streams,
-                   .hidden = c.hidden, .taps = c.ple_conv, .dilation = c.ngram_size,
-                   .eps = c.rms_eps, .window = d.block},
+                  {.key = s.ple_key,
+                   .value = s.ple_value,
+                   .norm_key = w.norm_key,
+                   .norm_query = w.norm_query,
+                   .norm_conv = w.norm_conv,
+                   .conv_weight = w.conv,
+                   .ring = state.conv,
+                   .gated = s.ple_gated,
+                   .wide = wide,
+                   .streams = c.streams,
+                   .hidden = c.hidden,
+                   .taps = c.ple_conv,
+                   .dilation = c.ngram_size,
+                   .eps = c.rms_eps,
+                   .window = d.block},
                   d.rows());
   cuda::CheckLaunches("n-gram layer");
 }
@@ -61,10 +92,20 @@ void CudaDevice::DeltaInput(const DeltaWeights& w, const DeltaState& state, cons
         d.InputOf(x, d.config.hidden, cuda::LayerPart::kMixer,
                   d.FormsOf({&w.qkv, &w.gate, &w.beta, &w.alpha})));
   cuda::LaunchDeltaConv(d.s(),
-                        {.shape = d.Delta(), .qkv = s.qkv, .beta_in = s.beta, .alpha_in = s.alpha,
-                         .conv_weight = w.conv, .a = w.a, .dt = w.dt, .query = s.query,
-                         .conv = state.conv, .key = state.key, .value = state.value,
-                         .beta = state.beta, .decay = state.decay, .window = d.block},
+                        {.shape = d.Delta(),
+                         .qkv = s.qkv,
+                         .beta_in = s.beta,
+                         .alpha_in = s.alpha,
+                         .conv_weight = w.conv,
+                         .a = w.a,
+                         .dt = w.dt,
+                         .query = s.query,
+                         .conv = state.conv,
+                         .key = state.key,
+                         .value = state.value,
+                         .beta = state.beta,
+                         .decay = state.decay,
+                         .window = d.block},
                         d.rows());
   cuda::CheckLaunches("DeltaNet input");
 }
@@ -72,10 +113,17 @@ void CudaDevice::DeltaInput(const DeltaWeights& w, const DeltaState& state, cons
 void CudaDevice::DeltaRecurrence(const DeltaState& state) {
   Impl& d = *impl_;
   cuda::LaunchDeltaSteps(d.s(),
-                         {.shape = d.Delta(), .s = state.s, .folded = state.folded,
-                          .key = state.key, .value = state.value, .beta = state.beta,
-                          .decay = state.decay, .query = d.scratch.query, .out = d.scratch.mixed,
-                          .finished = d.scratch.finished, .window = d.block},
+                         {.shape = d.Delta(),
+                          .s = state.s,
+                          .folded = state.folded,
+                          .key = state.key,
+                          .value = state.value,
+                          .beta = state.beta,
+                          .decay = state.decay,
+                          .query = d.scratch.query,
+                          .out = d.scratch.mixed,
+                          .finished = d.scratch.finished,
+                          .window = d.block},
                          d.staged->params.n_seqs);
   cuda::CheckLaunches("DeltaNet recurrence");
 }
@@ -83,13 +131,20 @@ void CudaDevice::DeltaRecurrence(const DeltaState& state) {
 void CudaDevice::DeltaOutput(const DeltaWeights& w, float* y) {
   Impl& d = *impl_;
   const ModelConfig& c = d.config;
-  const Impl::Input gated = {.x = d.scratch.mixed, .columns = c.SsmValueWidth(),
-                             .forms = d.Forms(d.scratch.forms, c.SsmValueWidth(), d.FormsOf({&w.out})),
-                             .checked = true};
+  const Impl::Input gated = {
+      .x = d.scratch.mixed,
+      .columns = c.SsmValueWidth(),
+      .forms = d.Forms(d.scratch.forms, c.SsmValueWidth(), d.FormsOf({&w.out})),
+      .checked = true};
   cuda::LaunchDeltaGate(d.s(),
-                        {.o = d.scratch.mixed, .z = d.scratch.z, .norm = w.norm,
-                         .heads = c.ssm_value_heads, .dim = c.ssm_head_dim, .eps = c.rms_eps,
-                         .forms = gated.forms, .check = d.Check(cuda::LayerPart::kMixer)},
+                        {.o = d.scratch.mixed,
+                         .z = d.scratch.z,
+                         .norm = w.norm,
+                         .heads = c.ssm_value_heads,
+                         .dim = c.ssm_head_dim,
+                         .eps = c.rms_eps,
+                         .forms = gated.forms,
+                         .check = d.Check(cuda::LayerPart::kMixer)},
                         d.rows());
   d.Mat({{&w.out, y}}, gated);
   cuda::CheckLaunches("DeltaNet output");
@@ -104,25 +159,38 @@ void CudaDevice::AttentionInput(const AttentionWeights& w, const AttentionState&
   d.Mat({{&w.q, s.q}, {&w.k, s.k}, {&w.v, s.v}, {&w.index_q, s.index_q}, {&w.index_k, s.index_k}},
         d.InputOf(x, d.config.hidden, cuda::LayerPart::kMixer,
                   d.FormsOf({&w.q, &w.k, &w.v, &w.index_q, &w.index_k})));
-  cuda::LaunchAttentionStore(
-      d.s(),
-      {.shape = d.Attention(), .cache = Impl::Cache(state), .rope = d.Rope(), .q = s.q, .k = s.k,
-       .v = s.v, .index_q = s.index_q, .index_k = s.index_k, .q_norm = w.q_norm,
-       .k_norm = w.k_norm, .index_q_norm = w.index_q_norm, .index_k_norm = w.index_k_norm,
-       .check = d.Check(cuda::LayerPart::kMixer)},
-      d.rows());
+  cuda::LaunchAttentionStore(d.s(),
+                             {.shape = d.Attention(),
+                              .cache = Impl::Cache(state),
+                              .rope = d.Rope(),
+                              .q = s.q,
+                              .k = s.k,
+                              .v = s.v,
+                              .index_q = s.index_q,
+                              .index_k = s.index_k,
+                              .q_norm = w.q_norm,
+                              .k_norm = w.k_norm,
+                              .index_q_norm = w.index_q_norm,
+                              .index_k_norm = w.index_k_norm,
+                              .check = d.Check(cuda::LayerPart::kMixer)},
+                             d.rows());
   cuda::CheckLaunches("attention input");
 }
 
 void CudaDevice::AttentionSelect(const AttentionState& state) {
   Impl& d = *impl_;
   Impl::Scratch& s = d.scratch;
-  cuda::LaunchAttentionSelect(
-      d.s(),
-      {.shape = d.Attention(), .cache = Impl::Cache(state), .index_q = s.index_q,
-       .scores = s.block_scores, .blocks_max = static_cast<uint32_t>(d.blocks_max), .cells = s.cells,
-       .cells_max = static_cast<uint32_t>(d.cells_max), .n_cells = s.n_cells, .window = d.block},
-      d.rows(), d.card.multiprocessors);
+  cuda::LaunchAttentionSelect(d.s(),
+                              {.shape = d.Attention(),
+                               .cache = Impl::Cache(state),
+                               .index_q = s.index_q,
+                               .scores = s.block_scores,
+                               .blocks_max = static_cast<uint32_t>(d.blocks_max),
+                               .cells = s.cells,
+                               .cells_max = static_cast<uint32_t>(d.cells_max),
+                               .n_cells = s.n_cells,
+                               .window = d.block},
+                              d.rows(), d.card.multiprocessors);
   cuda::CheckLaunches("attention selection");
 }
 
@@ -131,15 +199,24 @@ void CudaDevice::AttentionOutput(const AttentionWeights& w, const AttentionState
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
   const uint32_t width = c.heads * c.head_dim;
-  const Impl::Input attended = {.x = s.attended, .columns = width,
+  const Impl::Input attended = {.x = s.attended,
+                                .columns = width,
                                 .forms = d.Forms(s.forms, width, d.FormsOf({&w.out})),
                                 .checked = true};
   cuda::LaunchAttend(d.s(),
-                     {.shape = d.Attention(), .cache = Impl::Cache(state), .q = s.q,
-                      .cells = s.cells, .cells_max = static_cast<uint32_t>(d.cells_max),
-                      .n_cells = s.n_cells, .scores = s.scores, .chunk_top = s.chunk_top,
-                      .chunk_total = s.chunk_total, .chunk_sum = s.chunk_sum, .out = s.attended,
-                      .forms = attended.forms, .check = d.Check(cuda::LayerPart::kMixer)},
+                     {.shape = d.Attention(),
+                      .cache = Impl::Cache(state),
+                      .q = s.q,
+                      .cells = s.cells,
+                      .cells_max = static_cast<uint32_t>(d.cells_max),
+                      .n_cells = s.n_cells,
+                      .scores = s.scores,
+                      .chunk_top = s.chunk_top,
+                      .chunk_total = s.chunk_total,
+                      .chunk_sum = s.chunk_sum,
+                      .out = s.attended,
+                      .forms = attended.forms,
+                      .check = d.Check(cuda::LayerPart::kMixer)},
                      d.rows());
   d.Mat({{&w.out, y}}, attended);
   cuda::CheckLaunches("attention output");

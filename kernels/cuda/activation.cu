@@ -42,8 +42,8 @@ LODE_KERNEL(kThreads) HiddenKernel(HiddenArgs a) {
         const uint32_t c = column + i;
         v[i] = c < a.width ? h[c] : 0.0f;
         if (c < a.width && a.up != nullptr) {
-          v[i] = canonical::Mul(canonical::Silu(v[i]),
-                                a.up[static_cast<size_t>(pair) * a.width + c]);
+          v[i] =
+              canonical::Mul(canonical::Silu(v[i]), a.up[static_cast<size_t>(pair) * a.width + c]);
           h[c] = v[i];
         }
       }

@@ -1,10 +1,10 @@
 // Sparse attention on the device: store (norm, rotation, cells, index keys), select (block scores,
-// radix selection, cell list), attend. All cells of a window are stored before any row attends; rows
-// of this window are read back from the cache. Attention of a row is cut at the canonical chunks of
-// 64 cells, whose results are independent of each other: scores with chunk maxima, then weighted
-// sums per chunk under the row's maximum, then chunks added in ascending order. Formulas and orders:
-// docs/design/arithmetic.md. Called by gpu_worker/cuda_device_attention.cc. Bound: cell bytes; a
-// chunk's cells are read once for all query heads that share them.
+// radix selection, cell list), attend. All cells of a window are stored before any row attends;
+// rows of this window are read back from the cache. Attention of a row is cut at the canonical
+// chunks of 64 cells, whose results are independent of each other: scores with chunk maxima, then
+// weighted sums per chunk under the row's maximum, then chunks added in ascending order. Formulas
+// and orders: docs/design/arithmetic.md. Called by gpu_worker/cuda_device_attention.cc. Bound: cell
+// bytes; a chunk's cells are read once for all query heads that share them.
 #include "kernels/canonical_trig.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/reduce.h"
@@ -118,7 +118,8 @@ LODE_DEVICE void StoreIndexKey(const AttentionStoreArgs& a, uint32_t row, float*
   PutBack(reinterpret_cast<float*>(block + a.cache.index) + in_block * dim, x, dim);
 }
 
-// One head of one row per block: query heads, index query heads, KV heads (key and value), index key.
+// One head of one row per block: query heads, index query heads, KV heads (key and value), index
+// key.
 LODE_KERNEL(kThreads) AttentionStoreKernel(AttentionStoreArgs a) {
   LODE_SHARED float x[kAttendHeadDimMax];
   LODE_SHARED float slot;
@@ -131,8 +132,9 @@ LODE_KERNEL(kThreads) AttentionStoreKernel(AttentionStoreArgs a) {
   if (unit < s.heads + s.index_heads) {
     const bool index = unit >= s.heads;
     const uint32_t dim = index ? s.index_dim : s.dim;
-    float* head = index ? a.index_q + (static_cast<size_t>(row) * s.index_heads + unit - s.heads) * dim
-                        : a.q + (static_cast<size_t>(row) * s.heads + unit) * 2 * dim;
+    float* head =
+        index ? a.index_q + (static_cast<size_t>(row) * s.index_heads + unit - s.heads) * dim
+              : a.q + (static_cast<size_t>(row) * s.heads + unit) * 2 * dim;
     Fetch(x, head, dim);
     NormHead(x, index ? a.index_q_norm : a.q_norm, dim, s.eps, &slot);
     RotateHead(x, s.pairs, sin, cos);
@@ -175,12 +177,14 @@ LODE_KERNEL(kThreads) IndexScoresKernel(AttentionSelectArgs a) {
   const float* q = a.index_q + static_cast<size_t>(row) * s.index_heads * dim;
   for (uint32_t j = BlockX() * kWarps + ThreadId() / 32; j < n; j += GridX() * kWarps) {
     const uint32_t position = j * s.index_block;
-    const float* key = reinterpret_cast<const float*>(CellBlock(a.cache, slot, position) + a.cache.index) +
-                       static_cast<size_t>(position % kKvBlockCells / s.index_block) * dim;
+    const float* key =
+        reinterpret_cast<const float*>(CellBlock(a.cache, slot, position) + a.cache.index) +
+        static_cast<size_t>(position % kKvBlockCells / s.index_block) * dim;
     float sum = 0;
     for (uint32_t h = 0; h < s.index_heads; ++h)
       sum = Add(sum, Max(0.0f, WarpDot(q + h * dim, key, dim)));
-    if (ThreadId() % 32 == 0) a.scores[static_cast<size_t>(row) * a.blocks_max + j] = Mul(sum, scale);
+    if (ThreadId() % 32 == 0)
+      a.scores[static_cast<size_t>(row) * a.blocks_max + j] = Mul(sum, scale);
   }
 }
 
@@ -378,7 +382,8 @@ LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
       for (uint32_t c = lane; c < chunks; c += 32)
         top = Max(top, a.chunk_top[ChunkAt(a, row, head, c)]);
       top = WarpMax(top);
-      const float* scores = a.scores + (static_cast<size_t>(row) * s.heads + head) * a.cells_max + first;
+      const float* scores =
+          a.scores + (static_cast<size_t>(row) * s.heads + head) * a.cells_max + first;
       float p = 0;
       for (uint32_t i = lane; i < n; i += 32) {
         e[g][i] = Exp(Sub(scores[i], top));
@@ -394,7 +399,8 @@ LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
     LODE_UNROLL
     for (uint32_t g = 0; g < kHeadsAtOnce; ++g) sum[g] = 0.0f;
     for (uint32_t i = 0; i < n; ++i) {
-      const float v = CellValue(a.cache.type, a.cache.pool + a.cache.v + cells.at[i], cells.scale[i], d);
+      const float v =
+          CellValue(a.cache.type, a.cache.pool + a.cache.v + cells.at[i], cells.scale[i], d);
       LODE_UNROLL
       for (uint32_t g = 0; g < kHeadsAtOnce; ++g) {
         if (g < heads) sum[g] = Fma(e[g][i], v, sum[g]);
@@ -402,7 +408,8 @@ LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
     }
     LODE_UNROLL
     for (uint32_t g = 0; g < kHeadsAtOnce; ++g) {
-      if (g < heads) a.chunk_sum[ChunkAt(a, row, kv_head * group + g0 + g, chunk) * s.dim + d] = sum[g];
+      if (g < heads)
+        a.chunk_sum[ChunkAt(a, row, kv_head * group + g0 + g, chunk) * s.dim + d] = sum[g];
     }
   }
 }
@@ -425,8 +432,7 @@ LODE_KERNEL(32) AttendJoinKernel(AttendLaunch a) {
       const size_t at = ChunkAt(a, row, head, c);
       total = Add(total, a.chunk_total[at]);
       LODE_UNROLL
-      for (uint32_t i = 0; i < kLaneColumns; ++i)
-        v[i] = Add(v[i], a.chunk_sum[at * s.dim + d + i]);
+      for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = Add(v[i], a.chunk_sum[at * s.dim + d + i]);
     }
     const float* gate = a.q + (static_cast<size_t>(row) * s.heads + head) * 2 * s.dim + s.dim + d;
     LODE_UNROLL

@@ -5,15 +5,14 @@
 //
 // A quantised type F has
 //   kBlock, kBytes, kChunks      weights and bytes of a block, chunks of 32 in it
-//   kRunScales                   isum = sum over runs of scale * (dot - kOffset * sum(y)); else scale 1
-//   kMins                        kNoMins; kBlockMins: msum = sum(y); kGroupMins: sum of min * sum(y)
-//   kOffset                      the integer of a code is code - kOffset
-//   kCrumbs                      code words come in the arranged order of quantize.h
-//   Column(chunk, run)           first column of a run inside the block
-//   Decode(block, chunk, code)   8 words of signed bytes: words 0..3 run 0, words 4..7 run 1
-//   Scales(block, chunk, s, m)   what kRunScales and kGroupMins need
-//   Scale, Min                   the block's d_w and m_w
-//   Weight(block, i)             one weight as a float, in the format's own order of operations
+//   kRunScales                   isum = sum over runs of scale * (dot - kOffset * sum(y)); else
+//   scale 1 kMins                        kNoMins; kBlockMins: msum = sum(y); kGroupMins: sum of min
+//   * sum(y) kOffset                      the integer of a code is code - kOffset kCrumbs code
+//   words come in the arranged order of quantize.h Column(chunk, run)           first column of a
+//   run inside the block Decode(block, chunk, code)   8 words of signed bytes: words 0..3 run 0,
+//   words 4..7 run 1 Scales(block, chunk, s, m)   what kRunScales and kGroupMins need Scale, Min
+//   the block's d_w and m_w Weight(block, i)             one weight as a float, in the format's own
+//   order of operations
 // Blocks are at even addresses; types whose blocks are whole 4 or 16 bytes are aligned to them.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Gated DeltaNet on the device: causal convolution with norms and gates, the recurrence with replay
 // of accepted rows, and the gated norm behind it. In the recurrence four lanes share a value column
-// and hold its keys of one residue mod 4 in registers; columns are independent. Lane l's keys belong
-// to partials l, l + 4, ..: levels 16, 8, 4 of the canonical tree are additions inside the lane, 2
-// and 1 are exchanges. Formulas and the replay rule: docs/design/model.md. Called by
+// and hold its keys of one residue mod 4 in registers; columns are independent. Lane l's keys
+// belong to partials l, l + 4, ..: levels 16, 8, 4 of the canonical tree are additions inside the
+// lane, 2 and 1 are exchanges. Formulas and the replay rule: docs/design/model.md. Called by
 // gpu_worker/cuda_device_delta.cc. Bound: the dependent chain of a step (decay, sum, exchange,
 // update), about a microsecond a row; state bytes at one row.
 #include "kernels/cuda/quantize.h"
@@ -22,9 +22,9 @@ LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
   return (static_cast<size_t>(slot) * kConvRing + position % kConvRing) * width;
 }
 
-// Convolution, silu and, for queries and keys, the L2 norm of one head of one row; head 0 also makes
-// the row's gates. Rows of this window are read where the product left them: their ring entries are
-// written by other blocks of this launch.
+// Convolution, silu and, for queries and keys, the L2 norm of one head of one row; head 0 also
+// makes the row's gates. Rows of this window are read where the product left them: their ring
+// entries are written by other blocks of this launch.
 LODE_KERNEL(kHeadThreads) DeltaConvKernel(DeltaConvArgs a) {
   using namespace canonical;
   LODE_SHARED float c[kHeadThreads];
@@ -105,7 +105,8 @@ LODE_DEVICE void FinishFolding(const DeltaStepArgs& a) {
 
 // 16 value columns of one head of one sequence. kJ = dim / 4 keys per lane.
 template <uint32_t kJ>
-LODE_KERNEL(kStepThreads) DeltaStepKernel(DeltaStepArgs a) {
+LODE_KERNEL(kStepThreads)
+DeltaStepKernel(DeltaStepArgs a) {
   using namespace canonical;
   constexpr uint32_t kDim = kJ * kLanesPerColumn;
   LODE_SHARED float key[kDim];
@@ -136,7 +137,8 @@ LODE_KERNEL(kStepThreads) DeltaStepKernel(DeltaStepArgs a) {
     const size_t gate_at = RingAt(seq.slot, position, heads) + head;
     const float beta = a.beta[gate_at], decay = a.decay[gate_at];
     const size_t value_at = static_cast<size_t>(head) * kDim + column;
-    const float v = a.value[RingAt(seq.slot, position, static_cast<size_t>(heads) * kDim) + value_at];
+    const float v =
+        a.value[RingAt(seq.slot, position, static_cast<size_t>(heads) * kDim) + value_at];
     SyncBlock();
     LODE_UNROLL
     for (uint32_t j = 0; j < kJ; ++j) s[j] = Mul(decay, s[j]);

@@ -21,9 +21,9 @@ const FormatKernels& KernelsOf(Format format) {
 namespace {
 
 constexpr uint32_t kTileRowsMax = 16, kGroupRows = 4, kThreadsMax = 256, kWarp = 32;
-constexpr uint32_t kSpanChunks = 80;    // product.h
-constexpr uint32_t kWaves = 3;          // blocks of threads per multiprocessor that hide latency
-constexpr uint32_t kFloatWarps = 4;     // of a block that multiplies float rows
+constexpr uint32_t kSpanChunks = 80;  // product.h
+constexpr uint32_t kWaves = 3;        // blocks of threads per multiprocessor that hide latency
+constexpr uint32_t kFloatWarps = 4;   // of a block that multiplies float rows
 
 }  // namespace
 

@@ -1,9 +1,9 @@
 // Routed experts on the cuda device: the list that a plan kernel writes in device memory and one
 // launch function that works it off, whatever lane an entry belongs to. An entry names its weights
 // by pointers that the device can read: into a VRAM slot (hit), or into a pinned host arena mapped
-// into the device (pull). Where an expert's rows are spread over several arenas it has one entry per
-// arena, each with its own range of rows. Plain C++, for both compilers; made by the lanes, called
-// through CudaDevice::LaunchExperts. Formulas: docs/design/model.md, "Experts".
+// into the device (pull). Where an expert's rows are spread over several arenas it has one entry
+// per arena, each with its own range of rows. Plain C++, for both compilers; made by the lanes,
+// called through CudaDevice::LaunchExperts. Formulas: docs/design/model.md, "Experts".
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct ExpertEntry {
   const uint8_t* down;
   uint32_t width_begin, width_end;
   uint32_t hidden_begin, hidden_end;
-  RowMask rows;                    // which rows of the window want this expert; bits below n_rows only
-  uint8_t order[kWindowRowsMax];   // [row]: place in that row's routing order
+  RowMask rows;  // which rows of the window want this expert; bits below n_rows only
+  uint8_t order[kWindowRowsMax];  // [row]: place in that row's routing order
 };
 
 // Entries of one expert may stand anywhere in the list; together they cover each of its rows once.

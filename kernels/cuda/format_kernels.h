@@ -27,7 +27,8 @@ size_t TermBytes(uint32_t tile_rows, uint32_t n_acts, uint32_t columns) {
 
 // ---- dense matrices: a block of threads per tile of rows; the tasks' tiles follow each other
 template <class F>
-LODE_KERNEL(kProductThreadsMax) MatKernel(MatBatch batch, uint32_t tile_rows) {
+LODE_KERNEL(kProductThreadsMax)
+MatKernel(MatBatch batch, uint32_t tile_rows) {
   LODE_SHARED uint32_t acts[kWindowRowsMax];
   LODE_SHARED uint32_t n_acts;
   if (ThreadId() == 0) {
@@ -66,9 +67,8 @@ void LaunchMat(CUstream_st* stream, const MatBatch& batch, const ProductShape& s
     b.tasks[t].first_block = blocks;
     blocks += (b.tasks[t].rows + shape.tile_rows - 1) / shape.tile_rows;
   }
-  Launch(stream, {blocks}, shape.threads,
-         TermBytes<F>(shape.tile_rows, b.n_rows, b.source.columns), &MatKernel<F>, b,
-         shape.tile_rows);
+  Launch(stream, {blocks}, shape.threads, TermBytes<F>(shape.tile_rows, b.n_rows, b.source.columns),
+         &MatKernel<F>, b, shape.tile_rows);
 }
 
 // ---- listed experts
@@ -103,7 +103,8 @@ LODE_DEVICE uint32_t TilesOf(uint32_t rows, uint32_t tile_rows) {
 // Rows of gate and up side by side: half a tile each. The chain of additions of a value and the
 // swiglu that joins two of them are different threads, so sums pass through shared memory.
 template <class F>
-LODE_KERNEL(kProductThreadsMax) GateUpKernel(ExpertProduct p, uint32_t tile_rows) {
+LODE_KERNEL(kProductThreadsMax)
+GateUpKernel(ExpertProduct p, uint32_t tile_rows) {
   LODE_SHARED EntryActs acts;
   LODE_SHARED float sums[kTileRowsMax][kWindowRowsMax];
   const uint32_t half = tile_rows / 2, tiles = TilesOf(p.width, half);
@@ -136,7 +137,8 @@ LODE_KERNEL(kProductThreadsMax) GateUpKernel(ExpertProduct p, uint32_t tile_rows
 }
 
 template <class F>
-LODE_KERNEL(kProductThreadsMax) ExpertKernel(ExpertProduct p, uint32_t tile_rows) {
+LODE_KERNEL(kProductThreadsMax)
+ExpertKernel(ExpertProduct p, uint32_t tile_rows) {
   LODE_SHARED EntryActs acts;
   const bool down = p.matrix == ExpertMatrix::kDown;
   const uint32_t out_rows = down ? p.hidden : p.width, tiles = TilesOf(out_rows, tile_rows);
@@ -161,7 +163,8 @@ LODE_KERNEL(kProductThreadsMax) ExpertKernel(ExpertProduct p, uint32_t tile_rows
                        .acts = down ? acts.pair : acts.row};
     Product<F>(tile, p.source, reinterpret_cast<float*>(DynamicShared()),
                [&](uint32_t row, uint32_t act, float value) {
-                 p.out[static_cast<size_t>(acts.pair[act]) * out_rows + begin + first + row] = value;
+                 p.out[static_cast<size_t>(acts.pair[act]) * out_rows + begin + first + row] =
+                     value;
                });
   }
 }
@@ -182,7 +185,8 @@ void LaunchExpert(CUstream_st* stream, const ExpertProduct& product, const Produ
 // ---- rows of a table as floats
 inline constexpr uint32_t kDequantThreads = 256;
 template <class F>
-LODE_KERNEL(kDequantThreads) DequantKernel(DequantRows rows) {
+LODE_KERNEL(kDequantThreads)
+DequantKernel(DequantRows rows) {
   const uint32_t i = BlockX() * kDequantThreads + ThreadId(), row = BlockY();
   if (i >= rows.n) return;
   const size_t from =
@@ -200,11 +204,12 @@ void LaunchDequant(CUstream_st* stream, const DequantRows& rows, uint32_t n_rows
 }
 
 // A type's row of the dispatch table (dispatch.cc).
-#define LODE_CUDA_FORMAT(name)                                                               \
-  static_assert(decode::name::kBlock == Info(Format::k##name).block_len &&                   \
-                decode::name::kBytes == Info(Format::k##name).block_bytes);                  \
-  extern const FormatKernels kKernelsOf##name;                                               \
+#define LODE_CUDA_FORMAT(name)                                                                    \
+  static_assert(decode::name::kBlock == Info(Format::k##name).block_len &&                        \
+                decode::name::kBytes == Info(Format::k##name).block_bytes);                       \
+  extern const FormatKernels kKernelsOf##name;                                                    \
   const FormatKernels kKernelsOf##name = {&LaunchMat<decode::name>, &LaunchDequant<decode::name>, \
-                                          &LaunchGateUp<decode::name>, &LaunchExpert<decode::name>};
+                                          &LaunchGateUp<decode::name>,                            \
+                                          &LaunchExpert<decode::name>};
 
 }  // namespace lode::cuda

@@ -56,9 +56,9 @@ LODE_KERNEL(kThreads) HcGateKernel(HcGateArgs a) {
   const float inverse = Div(1.0f, static_cast<float>(a.streams));
   if (BlockX() > 0) {
     const uint32_t t = BlockX() - 1, width = a.streams * a.hidden;
-    const float dot = BlockDot(a.normed + static_cast<size_t>(row) * width,
-                               a.inject_weight + static_cast<size_t>(t) * width, width, stage[0],
-                               stage[1]);
+    const float dot =
+        BlockDot(a.normed + static_cast<size_t>(row) * width,
+                 a.inject_weight + static_cast<size_t>(t) * width, width, stage[0], stage[1]);
     if (ThreadId() == 0) a.inject[row * a.streams + t] = Mul(2.0f, Sigmoid(Mul(dot, inverse)));
     return;
   }
@@ -120,7 +120,8 @@ void LaunchRopeTables(CUstream_st* stream, const RopeTables& rope, const WindowB
   Launch(stream, {n_rows}, 32, 0, &RopeTablesKernel, rope, window);
 }
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows) {
-  Launch(stream, {args.streams, n_rows}, kThreads, args.hidden * sizeof(float), &HcNormKernel, args);
+  Launch(stream, {args.streams, n_rows}, kThreads, args.hidden * sizeof(float), &HcNormKernel,
+         args);
 }
 void LaunchHcGate(CUstream_st* stream, const HcGateArgs& args, uint32_t n_rows) {
   const uint32_t gates = args.inject_weight != nullptr ? args.streams : 0;

@@ -61,8 +61,8 @@ struct ExpertProduct {
   uint32_t experts_used = 0;
   uint32_t width = 0, hidden = 0;
   uint32_t n_rows = 0;
-  ActSource source;         // gate, up: rows of the window; down: (row, order) pairs
-  float* out = nullptr;     // [pair][width] or [pair][hidden]
+  ActSource source;      // gate, up: rows of the window; down: (row, order) pairs
+  float* out = nullptr;  // [pair][width] or [pair][hidden]
   size_t row_bytes = 0;
   ExpertMatrix matrix = ExpertMatrix::kDown;  // of a single product
   uint32_t slow_blocks = 0;  // blocks that start with the list's first n_slow entries
@@ -141,9 +141,9 @@ struct HcGateArgs {
 void LaunchHcGate(CUstream_st* stream, const HcGateArgs& args, uint32_t n_rows);
 
 struct HcMixArgs {
-  const float* up = nullptr;      // [row][streams * hidden]
+  const float* up = nullptr;  // [row][streams * hidden]
   const float* normed = nullptr;
-  float* x = nullptr;             // [row][hidden]
+  float* x = nullptr;  // [row][hidden]
   uint32_t streams = 0, hidden = 0;
   ActForms forms;  // of x
   CheckArgs check;
@@ -179,12 +179,13 @@ struct DeltaShape {
 bool DeltaShapeIsKnown(const DeltaShape& shape);
 struct DeltaConvArgs {
   DeltaShape shape;
-  const float* qkv = nullptr;     // [row][2 * key heads + value heads][dim], of this window
+  const float* qkv = nullptr;  // [row][2 * key heads + value heads][dim], of this window
   const float *beta_in = nullptr, *alpha_in = nullptr;  // [row][value heads]
   const float* conv_weight = nullptr;                   // [tap][channel]
   const float *a = nullptr, *dt = nullptr;
   float* query = nullptr;  // [row][key heads][dim]
-  float *conv = nullptr, *key = nullptr, *value = nullptr, *beta = nullptr, *decay = nullptr;  // rings
+  float *conv = nullptr, *key = nullptr, *value = nullptr, *beta = nullptr,
+        *decay = nullptr;  // rings
   const WindowBlock* window = nullptr;
 };
 void LaunchDeltaConv(CUstream_st* stream, const DeltaConvArgs& args, uint32_t n_rows);
@@ -194,13 +195,13 @@ struct DeltaStepArgs {
   uint32_t* folded = nullptr;
   const float *key = nullptr, *value = nullptr, *beta = nullptr, *decay = nullptr;  // rings
   const float* query = nullptr;
-  float* out = nullptr;           // [row][value heads][dim]
-  uint32_t* finished = nullptr;   // a zero: counts blocks, is zero again at the end
+  float* out = nullptr;          // [row][value heads][dim]
+  uint32_t* finished = nullptr;  // a zero: counts blocks, is zero again at the end
   const WindowBlock* window = nullptr;
 };
 void LaunchDeltaSteps(CUstream_st* stream, const DeltaStepArgs& args, uint32_t n_seqs);
 struct DeltaGateArgs {
-  float* o = nullptr;        // [row][value heads][dim], in place
+  float* o = nullptr;  // [row][value heads][dim], in place
   const float* z = nullptr;
   const float* norm = nullptr;
   uint32_t heads = 0, dim = 0;
@@ -231,7 +232,8 @@ struct AttentionStoreArgs {
   RopeTables rope;
   float *q = nullptr, *k = nullptr, *v = nullptr;  // products; q: [row][head][query | gate]
   float *index_q = nullptr, *index_k = nullptr;
-  const float *q_norm = nullptr, *k_norm = nullptr, *index_q_norm = nullptr, *index_k_norm = nullptr;
+  const float *q_norm = nullptr, *k_norm = nullptr, *index_q_norm = nullptr,
+              *index_k_norm = nullptr;
   CheckArgs check;
 };
 void LaunchAttentionStore(CUstream_st* stream, const AttentionStoreArgs& args, uint32_t n_rows);

@@ -1,5 +1,5 @@
-// Everything that the kernels take from CUDA, one thin function each, so that a kernel is plain C++:
-// nvcc compiles it for a card, and any C++ compiler for the emulated device of the tests
+// Everything that the kernels take from CUDA, one thin function each, so that a kernel is plain
+// C++: nvcc compiles it for a card, and any C++ compiler for the emulated device of the tests
 // (LODE_CUDA_EMULATED, emulated/block.h), where each thread of a block is a fiber and a missing
 // barrier is a reported hang or a changed bit. Kernels use nothing of CUDA that is not here.
 // Included by kernels/cuda sources only; device code.
@@ -50,7 +50,9 @@ LODE_DEVICE void SyncWarp() { __syncwarp(); }
 LODE_DEVICE void FenceDevice() { __threadfence(); }
 
 // ---- exchange inside a warp; all 32 lanes take part
-LODE_DEVICE float ShuffleXor(float x, uint32_t mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+LODE_DEVICE float ShuffleXor(float x, uint32_t mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
 LODE_DEVICE int32_t ShuffleXor(int32_t x, uint32_t mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);
 }
@@ -113,7 +115,9 @@ struct Grid {
 template <class... P, class... A>
 inline void Launch(Stream stream, Grid grid, uint32_t threads, size_t shared, void (*kernel)(P...),
                    A... args) {
+  // clang-format off
   kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared, stream>>>(static_cast<P>(args)...);
+  // clang-format on
 }
 
 }  // namespace lode::cuda

@@ -1,12 +1,13 @@
 // The matrix product of one block of threads: n rows of W times up to 8 activation rows, in the one
 // order of docs/design/arithmetic.md. Device code, included by format_kernels.h.
 //
-// Quantised types: the integers of a block are free, the order of its terms is not. So threads share
-// out (group of 4 weight rows) x (chunk of 32 columns) freely, decode the 4 chunks once for all
-// activation rows, reduce the integers of a block over its lanes, and leave every term in shared
-// memory; then one thread per (row, activation row) adds its terms in ascending order. Columns are
-// worked off in spans that bound the shared memory. Roofline: weight bytes over device bandwidth; a
-// chain of additions (about 5 clocks a block) overlaps with other blocks of the same multiprocessor.
+// Quantised types: the integers of a block are free, the order of its terms is not. So threads
+// share out (group of 4 weight rows) x (chunk of 32 columns) freely, decode the 4 chunks once for
+// all activation rows, reduce the integers of a block over its lanes, and leave every term in
+// shared memory; then one thread per (row, activation row) adds its terms in ascending order.
+// Columns are worked off in spans that bound the shared memory. Roofline: weight bytes over device
+// bandwidth; a chain of additions (about 5 clocks a block) overlaps with other blocks of the same
+// multiprocessor.
 //
 // Float types: lane l of a warp is partial l of the canonical sum, one row per warp at a time.
 #pragma once
@@ -30,8 +31,8 @@ struct Tile {
   const uint8_t* w2;
   size_t row_bytes;
   uint32_t split;
-  uint32_t n_rows;  // 1..kTileRowsMax
-  uint32_t n_acts;  // 1..kWindowRowsMax
+  uint32_t n_rows;       // 1..kTileRowsMax
+  uint32_t n_acts;       // 1..kWindowRowsMax
   const uint32_t* acts;  // [n_acts] rows of the source (shared memory or registers)
 };
 
@@ -46,8 +47,8 @@ LODE_FN uint32_t TermStride(uint32_t chunks_per_block, uint32_t n_chunks) {
   return ((n_chunks < kSpanChunks ? n_chunks : kSpanChunks) / chunks_per_block) | 1u;
 }
 
-// Sums of four rows over the kChunks lanes of a block: lane k ends with row k % 4 in v[0], and, of a
-// block of two lanes, row 2 + k in v[1]. Every exchange halves what a lane holds.
+// Sums of four rows over the kChunks lanes of a block: lane k ends with row k % 4 in v[0], and, of
+// a block of two lanes, row 2 + k in v[1]. Every exchange halves what a lane holds.
 template <uint32_t kChunks>
 LODE_DEVICE void ReduceRows(int32_t (&v)[kGroupRows], uint32_t k) {
   static_assert(kChunks == 1 || kChunks == 2 || kChunks == 8);
@@ -112,8 +113,8 @@ LODE_DEVICE ActRuns LoadRuns(const ActForm& form, uint32_t act, uint32_t block, 
     const uint32_t column = block * F::kBlock + F::Column(k, run);
     decode::Load16(codes + column, runs.y + 4 * run);
     if constexpr (F::kOffset != 0 || F::kMins != decode::kNoMins) {
-      runs.sum[run] = static_cast<int16_t>(LoadOnce(
-          reinterpret_cast<const uint16_t*>(row + form.sum_offset) + column / 16));
+      runs.sum[run] = static_cast<int16_t>(
+          LoadOnce(reinterpret_cast<const uint16_t*>(row + form.sum_offset) + column / 16));
     }
   }
   runs.d = LoadOnce(reinterpret_cast<const float*>(row + form.d_offset) + block);
@@ -205,8 +206,8 @@ LODE_DEVICE void QuantisedProduct(const Tile& tile, const ActSource& source, flo
       // A lane beyond the end repeats a chunk with its own place in a block of lanes, so that the
       // exchanges of its neighbours stay among themselves.
       const uint32_t chunk = active ? mine % span : mine % F::kChunks;
-      UnitTerms<F>(tile, source.form, active ? mine / span : 0, first + chunk,
-                   first / F::kChunks, active, stride, terms);
+      UnitTerms<F>(tile, source.form, active ? mine / span : 0, first + chunk, first / F::kChunks,
+                   active, stride, terms);
     }
     SyncBlock();
     if (chain < chains) sum = AddTerms(sum, terms + chain * stride, span / F::kChunks);

@@ -41,8 +41,7 @@ LODE_DEVICE void StoreForm(const ActForm& form, uint32_t len, const LanePlace& a
   uint8_t* row = form.base + static_cast<size_t>(at.row) * form.stride;
   if (at.inside) {
     *reinterpret_cast<Word2*>(row + at.column) = Word2{word[0], word[1]};
-    if (at.column % len == 0)
-      reinterpret_cast<float*>(row + form.d_offset)[at.column / len] = d;
+    if (at.column % len == 0) reinterpret_cast<float*>(row + form.d_offset)[at.column / len] = d;
     if (at.column % 16 == 0)
       reinterpret_cast<int16_t*>(row + form.sum_offset)[at.column / 16] =
           static_cast<int16_t>(sum16);

@@ -1,4 +1,5 @@
-// Float sums on the device in the canonical order: lane l of a warp is partial l, elements l, l + 32,
+// Float sums on the device in the canonical order: lane l of a warp is partial l, elements l, l +
+// 32,
 // ... in turn; partials join by the tree 16-8-4-2-1, which exchanges between lanes follow exactly
 // because additions commute. Device code.
 #pragma once

@@ -83,7 +83,8 @@ void LaunchRoute(CUstream_st* stream, const RouteArgs& args, uint32_t n_rows) {
   Launch(stream, {n_rows}, 32, 0, &RouteKernel, args);
 }
 void LaunchCombine(CUstream_st* stream, const CombineArgs& args, uint32_t n_rows) {
-  Launch(stream, {(args.hidden + kThreads - 1) / kThreads, n_rows}, kThreads, 0, &CombineKernel, args);
+  Launch(stream, {(args.hidden + kThreads - 1) / kThreads, n_rows}, kThreads, 0, &CombineKernel,
+         args);
 }
 
 }  // namespace lode::cuda

@@ -1,7 +1,7 @@
 // What host code needs of the CUDA runtime, without its headers: cards, streams, memory, copies.
 // Two implementations: runtime.cc on CUDA, emulated/runtime.cc on host memory for tests. Functions
-// of start-up return a Status. Those of a running window do not: a card that fails there has lost its
-// context, so they end the process with the error's text (docs/design/failure-model.md).
+// of start-up return a Status. Those of a running window do not: a card that fails there has lost
+// its context, so they end the process with the error's text (docs/design/failure-model.md).
 // Thread: any; a stream belongs to one thread.
 #pragma once
 
@@ -22,8 +22,8 @@ struct CardFacts {
   uint64_t shared_bytes_per_block = 0;
   uint64_t total_bytes = 0, free_bytes = 0;
 };
-// Unavailable when there is no driver or no card with this number; makes it the thread's current card
-// and loads all kernels.
+// Unavailable when there is no driver or no card with this number; makes it the thread's current
+// card and loads all kernels.
 StatusOr<CardFacts> OpenCard(int ordinal);
 
 StatusOr<CUstream_st*> OpenStream();

@@ -1,5 +1,5 @@
-// The block of device memory that a window reads and writes beside its rows: its parameters, and the
-// word in which kernels report activations that are not finite. One fixed address per device; a
+// The block of device memory that a window reads and writes beside its rows: its parameters, and
+// the word in which kernels report activations that are not finite. One fixed address per device; a
 // window starts by copying one pinned host block over it, so a captured graph needs no patching.
 // Plain C++, for both compilers.
 #pragma once

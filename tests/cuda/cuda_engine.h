@@ -1,7 +1,7 @@
-// A whole engine on the cuda device inside one process: the twin of LocalEngine, for comparing bits.
-// All experts lie in device memory; a layer's list is made on the host from the router's choice, so
-// lanes wait for the device in the middle of a layer (the product's lanes do not). Thread: one
-// caller. Works on a card and on the emulated device alike.
+// A whole engine on the cuda device inside one process: the twin of LocalEngine, for comparing
+// bits. All experts lie in device memory; a layer's list is made on the host from the router's
+// choice, so lanes wait for the device in the middle of a layer (the product's lanes do not).
+// Thread: one caller. Works on a card and on the emulated device alike.
 #pragma once
 
 #include <memory>

@@ -186,7 +186,8 @@ void RunGrid(Grid grid, uint32_t threads, size_t shared, void (*body)(void*), vo
   Block& b = Get();
   if (threads == 0 || threads > kThreadsMax || shared > kSharedMax || grid.x == 0 || grid.y == 0 ||
       grid.z == 0) {
-    std::fprintf(stderr, "emulated device: a launch of %u x %u x %u blocks of %u threads, %zu bytes\n",
+    std::fprintf(stderr,
+                 "emulated device: a launch of %u x %u x %u blocks of %u threads, %zu bytes\n",
                  grid.x, grid.y, grid.z, threads, shared);
     std::abort();
   }
@@ -199,7 +200,8 @@ void RunGrid(Grid grid, uint32_t threads, size_t shared, void (*body)(void*), vo
     for (uint32_t y = 0; y < grid.y; ++y) {
       for (uint32_t x = 0; x < grid.x; ++x) {
         b.place.block = {x, y, z};
-        // Shared memory of a new block holds whatever was there: no kernel may read before it wrote.
+        // Shared memory of a new block holds whatever was there: no kernel may read before it
+        // wrote.
         std::memset(SharedMemory(), 0xa5, shared);
         RunBlock();
       }

@@ -1,8 +1,8 @@
-// The emulated device: kernels of kernels/cuda run on the host, so that tests without a card compare
-// their bits and their barriers. A launch runs its blocks one after the other; the threads of a
-// block are fibers of one host thread, switched at barriers and shuffles only, in an order that
-// changes from launch to launch (a race shows as a changed bit sooner or later). A barrier that not
-// every thread reaches ends the program with the place named. Same names as platform.h.
+// The emulated device: kernels of kernels/cuda run on the host, so that tests without a card
+// compare their bits and their barriers. A launch runs its blocks one after the other; the threads
+// of a block are fibers of one host thread, switched at barriers and shuffles only, in an order
+// that changes from launch to launch (a race shows as a changed bit sooner or later). A barrier
+// that not every thread reaches ends the program with the place named. Same names as platform.h.
 // Thread: launches of one process come from one thread at a time.
 #pragma once
 

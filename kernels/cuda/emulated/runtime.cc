@@ -1,9 +1,9 @@
 // The runtime of the emulated device: host memory, everything done at once. See ../runtime.h.
+#include "kernels/cuda/runtime.h"
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-
-#include "kernels/cuda/runtime.h"
 
 namespace lode::cuda {
 namespace {
@@ -30,7 +30,8 @@ struct Timer {
 };
 
 StatusOr<CardFacts> OpenCard(int ordinal) {
-  if (ordinal != 0) return Unavailable("CUDA card {} does not exist: one card is emulated", ordinal);
+  if (ordinal != 0)
+    return Unavailable("CUDA card {} does not exist: one card is emulated", ordinal);
   CardFacts facts;
   facts.name = "emulated card";
   facts.capability = 75;
