@@ -1,11 +1,10 @@
 // See cpu_worker.h.
 #include "cpu_worker/cpu_worker.h"
 
-#include <numa.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "cpu_worker/page_placement.h"
 #include "shared/base/limits.h"
 #include "shared/wire/segment_headers.h"
 
@@ -13,13 +12,6 @@ namespace lode {
 namespace {
 
 constexpr uint64_t kNsPerMs = 1'000'000, kNsPerUs = 1'000;
-
-// The node of the CPUs that the daemon gave us; -1 when threads are not pinned or the machine has
-// no NUMA.
-int NumaNodeOf(const std::vector<uint32_t>& cpus) {
-  if (cpus.empty() || numa_available() < 0 || numa_num_configured_nodes() < 2) return -1;
-  return numa_node_of_cpu(static_cast<int>(cpus[0]));
-}
 
 WorkerLoopOptions LoopOptions(const LoadPlan& plan, const ExchangeShape& shape, uint32_t index,
                               uint32_t generation) {
@@ -71,7 +63,7 @@ StatusOr<ReadyReport> CpuWorker::Load(const LoadPlan& plan, Fd exchange, Fd aren
   WeightStoreOptions store_options;
   store_options.node = index_;
   store_options.n_nodes = plan.n_nodes;
-  store_options.numa_node = NumaNodeOf(plan.cpus);
+  store_options.numa_nodes = NumaNodesOfCpus(plan.cpus);
   store_options.huge_pages = plan.huge_pages;
   store_options.lock_memory = plan.lock_memory;
   store_options.reader_threads =

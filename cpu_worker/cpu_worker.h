@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string>
 
-#include "cpu_worker/node_pool.h"
+#include "shared/pool/node_pool.h"
 #include "cpu_worker/weight_store.h"
 #include "cpu_worker/worker_loop.h"
 #include "shared/base/fd.h"

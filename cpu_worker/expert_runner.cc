@@ -13,19 +13,22 @@
 namespace lode {
 namespace {
 
-// A chunk below this many rows costs more in claims than it evens out.
-constexpr uint32_t kChunkRowsMin = 8;
+// Kernels work on groups of this many rows; a chunk that ends inside a group pays for all of it.
+constexpr uint32_t kChunkUnit = 16;
+constexpr uint32_t Units(uint32_t rows) { return (rows + kChunkUnit - 1) / kChunkUnit; }
 
 // Chunks per expert so that the phase has about kChunksPerThread per active thread.
 uint32_t ChunksPerExpert(const NodePool& pool, uint32_t n_experts, uint32_t rows) {
   const uint32_t wanted = (NodePool::kChunksPerThread * pool.active() + n_experts - 1) / n_experts;
-  const uint32_t most = std::max(1u, rows / kChunkRowsMin);
+  const uint32_t most = std::max(1u, Units(rows));
   // kChunksMax bounds the phase: n_experts is at most kJobExpertsMax.
   return std::clamp(wanted, 1u, std::min(most, NodePool::kChunksMax / kJobExpertsMax));
 }
 
+// Chunk `chunk` of `rows` rows: whole units, but for the last one. REQUIRES n_chunks <= Units(rows).
 RowRange ChunkRows(uint32_t rows, uint32_t chunk, uint32_t n_chunks) {
-  return NodeRows(rows, chunk, n_chunks);
+  const RowRange units = NodeRows(Units(rows), chunk, n_chunks);
+  return {units.begin * kChunkUnit, std::min(rows, units.end * kChunkUnit)};
 }
 
 bool AllFinite(const float* x, uint32_t n) {

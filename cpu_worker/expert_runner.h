@@ -19,7 +19,7 @@
 #include <memory>
 #include <vector>
 
-#include "cpu_worker/node_pool.h"
+#include "shared/pool/node_pool.h"
 #include "kernels/kernel_table.h"
 #include "shared/wire/arena_layout.h"
 #include "shared/wire/exchange_layout.h"

@@ -3,60 +3,42 @@
 // locking before collapsing would pin the small ones.
 #include "cpu_worker/page_placement.h"
 
-#include <fcntl.h>
-#include <linux/magic.h>
-#include <numa.h>
-#include <numaif.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "shared/shm/memory_lock.h"
+
 namespace lode {
 namespace {
 
-// From the kernel's ABI; older headers lack them.
-constexpr int kMadvPopulateWrite = 23;  // Linux 5.14
-constexpr int kMadvCollapse = 25;       // Linux 6.1
 constexpr size_t kSliceBytes = size_t{256}
                                << 20;  // between two looks at `stop`: some 100 ms of page clearing
-constexpr size_t kHugeBytes = size_t{2} << 20;
 constexpr size_t kSamplesMax =
     512;  // pages asked about: one percent steps need 100, half a thousand cost nothing
+constexpr int kCollapseTries = 3;  // the kernel says EAGAIN when a page was busy for a moment
 
-void BindToNode(uint8_t* data, size_t bytes, int node, PlacementReport* report) {
+void SetPolicy(PageSystem& system, uint8_t* data, size_t bytes, const std::vector<uint32_t>& nodes,
+               PlacementReport* report) {
   report->numa = "no policy";
-  if (node < 0 || numa_available() < 0) return;
-  unsigned long mask[16] = {};
-  constexpr unsigned long kBits = 8 * sizeof(unsigned long);
-  if (static_cast<size_t>(node) >= sizeof(mask) * 8) return;
-  mask[static_cast<size_t>(node) / kBits] |= 1ul << (static_cast<size_t>(node) % kBits);
-  // Preferred, not bound: a node that is short of memory makes the worker slower, which the
-  // verification reports; it does not kill it.
-  if (mbind(data, bytes, MPOL_PREFERRED, mask, sizeof(mask) * 8, 0) != 0) {
+  if (nodes.empty() || !system.NumaAvailable()) return;
+  if (const int error = system.SetPolicy(data, bytes, nodes); error != 0) {
     report->warnings.push_back(
-        fmt::format("mbind to NUMA node {} failed: {}; pages go where the kernel puts them", node,
-                    std::strerror(errno)));
+        fmt::format("no memory policy for NUMA node {}: {}; pages go where the kernel puts them",
+                    fmt::join(nodes, "+"), std::strerror(error)));
   }
 }
 
-Status Populate(int fd, uint8_t* data, size_t bytes,
+Status Populate(PageSystem& system, int fd, uint8_t* data, size_t bytes,
                 const std::function<void(uint64_t, uint64_t)>& progress,
                 const std::atomic<bool>& stop) {
   for (size_t at = 0; at < bytes; at += kSliceBytes) {
     if (stop.load(std::memory_order_relaxed))
       return Error(StatusCode::kCancelled, "asked to end while memory was populated");
     const size_t n = std::min(kSliceBytes, bytes - at);
-    int error = madvise(data + at, n, kMadvPopulateWrite) == 0 ? 0 : errno;
-    // An older kernel: allocating through the file also says no instead of raising SIGBUS at the
-    // first touch.
-    if (error == EINVAL)
-      error = fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(n)) == 0 ? 0 : errno;
-    if (error != 0) {
+    if (const int error = system.Populate(fd, data, at, n); error != 0) {
       return ResourceExhausted(
           "memory for the expert arena ran out at {} of {} MiB ({}); lower ram_budget, free "
           "memory, or raise the memory limit of the service (MemoryMax)",
@@ -67,71 +49,69 @@ Status Populate(int fd, uint8_t* data, size_t bytes,
   return OkStatus();
 }
 
-// Transparent huge pages, 2 MiB at a time; reports the share that worked.
-Status Collapse(int fd, uint8_t* data, size_t bytes, const PlacementOptions& options,
-                PlacementReport* report, const std::atomic<bool>& stop) {
-  struct statfs fs = {};
-  if (fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC) {  // the pool's own pages
-    report->pages = fmt::format("{} KiB (hugetlb)", fs.f_bsize >> 10);
+// Transparent huge pages, 2 MiB at a time; reports the share that is really mapped by them.
+Status Collapse(PageSystem& system, int fd, uint8_t* data, size_t bytes,
+                const PlacementOptions& options, PlacementReport* report,
+                const std::atomic<bool>& stop) {
+  if (const size_t page = system.HugeTlbPageBytes(fd); page > 0) {
+    report->pages = fmt::format("{} KiB (hugetlb)", page >> 10);
     return OkStatus();
   }
   report->pages = "4 KiB";
   const uintptr_t begin =
-      (reinterpret_cast<uintptr_t>(data) + kHugeBytes - 1) / kHugeBytes * kHugeBytes;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugeBytes * kHugeBytes;
+      (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const uintptr_t end =
+      (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
   if (!options.collapse || begin >= end) return OkStatus();
-  size_t done = 0;
-  const size_t total = (end - begin) / kHugeBytes;
-  for (uintptr_t at = begin; at < end; at += kHugeBytes) {
+  int first_error = 0;
+  for (uintptr_t at = begin; at < end; at += kHugePageBytes) {
     if (stop.load(std::memory_order_relaxed))
       return Error(StatusCode::kCancelled, "asked to end while huge pages were made");
-    const int rc = madvise(reinterpret_cast<void*>(at), kHugeBytes, kMadvCollapse);
-    if (rc == 0) ++done;
-    if (rc != 0 && errno == EINVAL && at == begin)
-      break;  // kernel without it, or huge pages are off for shared memory
+    int error = EAGAIN;
+    for (int i = 0; i < kCollapseTries && error == EAGAIN; ++i)
+      error = system.Collapse(reinterpret_cast<uint8_t*>(at));
+    if (error != 0 && first_error == 0) first_error = error;
+    // A kernel without it, or huge pages are off for shared memory: no piece will fare better.
+    if (error == EINVAL && at == begin) break;
   }
-  if (done > 0) report->pages = fmt::format("2 MiB ({} %)", done * 100 / total);
-  if (done == 0)
-    report->warnings.push_back(
-        "no huge pages for the arena; reading weights is slower (kernel older than 6.1, or no free "
-        "2 MiB blocks)");
+  const size_t huge =
+      system.HugeMapped(reinterpret_cast<uint8_t*>(begin), static_cast<size_t>(end - begin));
+  const size_t percent = huge * 100 / static_cast<size_t>(end - begin);  // 100 means all
+  if (huge > 0) report->pages = fmt::format("2 MiB ({} %)", percent);
+  if (percent < 90) {  // below this the missing share is felt
+    report->warnings.push_back(fmt::format(
+        "{} % of the memory is in 2 MiB pages, reading it is slower ({}); needs Linux 6.1 and free "
+        "2 MiB blocks: compact memory (echo 1 > /proc/sys/vm/compact_memory), or reserve pages "
+        "(vm.nr_hugepages) and set huge_pages = \"hugetlb\"",
+        percent, first_error != 0 ? std::strerror(first_error) : "the kernel split them again"));
+  }
   return OkStatus();
 }
 
 // Asks the kernel where sampled pages lie.
-void VerifyNode(uint8_t* data, size_t bytes, int node, PlacementReport* report) {
-  if (node < 0 || numa_available() < 0) return;
+void VerifyNodes(PageSystem& system, uint8_t* data, size_t bytes,
+                 const std::vector<uint32_t>& nodes, PlacementReport* report) {
+  if (nodes.empty() || !system.NumaAvailable()) return;
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t count = std::min(kSamplesMax, (bytes + page - 1) / page);
   std::vector<void*> pages(count);
   std::vector<int> where(count, -1);
   for (size_t i = 0; i < count; ++i) pages[i] = data + (bytes / count * i) / page * page;
-  if (move_pages(0, count, pages.data(), nullptr, where.data(), 0) != 0) {
-    report->numa = fmt::format("not verified: {}", std::strerror(errno));
+  if (const int error = system.NodesOf(pages, &where); error != 0) {
+    report->numa = fmt::format("not verified: {}", std::strerror(error));
     return;
   }
-  const size_t right = static_cast<size_t>(std::count(where.begin(), where.end(), node));
-  report->numa = fmt::format("node {}: {} % of {} sampled pages", node, right * 100 / count, count);
+  const size_t right = static_cast<size_t>(std::count_if(where.begin(), where.end(), [&](int node) {
+    return node >= 0 &&
+           std::find(nodes.begin(), nodes.end(), static_cast<uint32_t>(node)) != nodes.end();
+  }));
+  const std::string name = fmt::format("{}", fmt::join(nodes, "+"));
+  report->numa = fmt::format("node {}: {} % of {} sampled pages", name, right * 100 / count, count);
   if (right * 10 < count * 9) {  // below 90 % the missing share is felt
     report->warnings.push_back(fmt::format(
         "only {} of {} sampled pages lie on NUMA node {}; free memory there and restart", right,
-        count, node));
+        count, name));
   }
-}
-
-void Lock(uint8_t* data, size_t bytes, PlacementReport* report) {
-  if (mlock(data, bytes) == 0) {
-    report->locked = true;
-    return;
-  }
-  const int error = errno;
-  rlimit limit = {};
-  getrlimit(RLIMIT_MEMLOCK, &limit);
-  report->warnings.push_back(
-      fmt::format("cannot lock {} MiB of expert weights ({}); the limit is {} KiB: set "
-                  "LimitMEMLOCK=infinity in the unit or run `ulimit -l unlimited`",
-                  bytes >> 20, std::strerror(error),
-                  limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX >> 10 : limit.rlim_cur >> 10));
 }
 
 }  // namespace
@@ -140,12 +120,17 @@ StatusOr<PlacementReport> PlacePages(int fd, uint8_t* data, size_t bytes,
                                      const PlacementOptions& options,
                                      const std::function<void(uint64_t, uint64_t)>& progress,
                                      const std::atomic<bool>& stop) {
+  PageSystem& system = options.system != nullptr ? *options.system : LinuxPages();
   PlacementReport report;
-  BindToNode(data, bytes, options.numa_node, &report);
-  LODE_RETURN_IF_ERROR(Populate(fd, data, bytes, progress, stop));
-  LODE_RETURN_IF_ERROR(Collapse(fd, data, bytes, options, &report, stop));
-  VerifyNode(data, bytes, options.numa_node, &report);
-  if (options.lock) Lock(data, bytes, &report);
+  SetPolicy(system, data, bytes, options.numa_nodes, &report);
+  LODE_RETURN_IF_ERROR(Populate(system, fd, data, bytes, progress, stop));
+  LODE_RETURN_IF_ERROR(Collapse(system, fd, data, bytes, options, &report, stop));
+  VerifyNodes(system, data, bytes, options.numa_nodes, &report);
+  if (options.lock) {
+    const int error = system.Lock(data, bytes);
+    report.locked = error == 0;
+    if (!report.locked) report.warnings.push_back(LockWarning("expert weights", bytes, error));
+  }
   return report;
 }
 

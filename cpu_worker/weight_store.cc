@@ -58,8 +58,8 @@ Status WeightStore::Load(const ProgressFn& progress, const std::atomic<bool>& st
 
 Status WeightStore::PlaceMemory(const ProgressFn& progress, const std::atomic<bool>& stop) {
   PlacementOptions options;
-  options.numa_node = options_.numa_node;
-  options.collapse = options_.huge_pages == 1;
+  options.numa_nodes = options_.numa_nodes;
+  options.collapse = options_.huge_pages > 0;  // also when the reserved pool had too few
   options.lock = options_.lock_memory;
   LODE_ASSIGN_OR_RETURN(
       const PlacementReport report,

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "shared/base/status.h"
 #include "shared/model/model_source.h"
@@ -21,9 +22,9 @@
 namespace lode {
 
 struct WeightStoreOptions {
-  uint32_t node = 0, n_nodes = 1;  // split
-  int numa_node = -1;              // where the pages belong; -1: no policy
-  uint32_t huge_pages = 1;         // LoadPlan::huge_pages
+  uint32_t node = 0, n_nodes = 1;    // split
+  std::vector<uint32_t> numa_nodes;  // where the pages belong; empty: no policy
+  uint32_t huge_pages = 1;           // LoadPlan::huge_pages
   bool lock_memory = false;
   uint32_t reader_threads = 1;
 };

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "cpu_worker/expert_runner.h"
-#include "cpu_worker/node_pool.h"
+#include "shared/pool/node_pool.h"
 #include "shared/wire/arena_layout.h"
 #include "shared/wire/exchange_layout.h"
 

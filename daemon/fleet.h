@@ -44,9 +44,12 @@ class Fleet {
   // windows up to this one; the caller publishes first and looks at cpu_lane_up() after, so that
   // one of the two sees the other.
   virtual void NoteWindow(uint64_t window) = 0;
-  // Kills the worker; it is restarted as after any other end. From this call on gpu() is null
-  // (cpu_lane_up() false) until a new process is ready.
+  // Kills the worker; it is restarted as after any other end. From this call on gpu() is null until
+  // a new process is ready.
   virtual void RestartGpu(const std::string& why) = 0;
+  // The worker (or a peer that it waits for) let windows time out. Windows up to now are void and
+  // cpu_lane_up() is false until every CPU worker has answered or was restarted. A worker that is
+  // merely slow is left alone, one that is stuck is killed (daemon/worker_watch.h).
   virtual void RestartCpu(uint32_t index, const std::string& why) = 0;
 
   virtual std::vector<EngineSnapshot::WorkerInfo> Workers() const = 0;

@@ -25,10 +25,17 @@ class RestartPolicy {
     uint64_t delay_ns = 0;  // until the next start
   };
 
+  // We ended it because it was stuck: it waits like after any other end, but no number of such ends
+  // makes the engine give up. Requests go on without it, and the machine may be what is wrong.
+  Decision EndedStuck() {
+    const uint32_t again = std::min(stuck_++, 10u);
+    return {false, std::min(kLongestDelayNs, kFirstDelayNs << again)};
+  }
+
   // The process ended. `served_ns`: how long it had been ready, 0 = never. `text`: why, without
   // numbers that change.
   Decision Ended(uint64_t served_ns, const std::string& text) {
-    if (served_ns >= kStableNs) failures_ = same_ = 0;
+    if (served_ns >= kStableNs) failures_ = same_ = stuck_ = 0;
     ++failures_;
     if (served_ns > 0) {
       same_ = 0;
@@ -48,6 +55,7 @@ class RestartPolicy {
 
  private:
   uint32_t failures_ = 0, same_ = 0;
+  uint32_t stuck_ = 0;  // since the last stable time
   std::string last_text_;
 };
 

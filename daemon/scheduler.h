@@ -25,6 +25,7 @@
 #include "daemon/sequence.h"
 #include "daemon/window_planner.h"
 #include "daemon/window_runner.h"
+#include "daemon/worker_watch.h"
 
 namespace lode {
 
@@ -135,6 +136,7 @@ class Scheduler : public Engine {
   std::shared_ptr<const GpuLink> link_;
   uint64_t next_epoch_ = 1, next_order_ = 1, next_turn_ = 1;
   uint32_t aborted_in_a_row_ = 0;
+  LaneBackoff lane_backoff_;
   LaneRates rates_;
   uint64_t stalls_counted_ = 0;
 

@@ -14,8 +14,6 @@ namespace {
 // Windows in a row that end aborted before their sequences are given up. A dying CPU worker costs
 // one or two.
 constexpr uint32_t kAbortedWindowsMax = 10;
-// Aborted windows in a row after which a CPU worker that lives but does not answer is restarted.
-constexpr uint32_t kAbortedWindowsToRestart = 3;
 // GPU workers that may end over one sequence: a request that crashes the worker must not do so for
 // ever.
 constexpr uint32_t kWorkersLostMax = 3;
@@ -96,7 +94,8 @@ bool Scheduler::IsOver(const Sequence& sequence, uint64_t now_ns, FinishReason* 
 }
 
 void Scheduler::FollowFleet() {
-  if (const Status failure = fleet_->failure(); !failure.ok()) EndAll(FinishReason::kError, failure);
+  if (const Status failure = fleet_->failure(); !failure.ok())
+    EndAll(FinishReason::kError, failure);
   auto link = fleet_->gpu();
   if (link == link_) return;
   link_ = std::move(link);
@@ -196,6 +195,7 @@ void Scheduler::RunWindow(WindowPlan* plan, const std::vector<Sequence*>& planne
   WindowResult result;
   std::string why;
   const uint64_t begin = NowNs();
+  if (lane_backoff_.PullNext()) plan->flags |= kCpuLaneDown;
   const RunOutcome outcome = runner_.Run(link_, plan, &result, &why);
   Add(counters_.stalls, runner_.stalls() - stalls_counted_);
   stalls_counted_ = runner_.stalls();
@@ -204,6 +204,7 @@ void Scheduler::RunWindow(WindowPlan* plan, const std::vector<Sequence*>& planne
   switch (result.status) {
     case WindowStatus::kOk:
       aborted_in_a_row_ = 0;
+      lane_backoff_.Done((plan->flags & kCpuLaneDown) != 0);
       CountWindow(*plan, result, NowNs() - begin);
       return CommitWindow(*plan, result, planned);
     case WindowStatus::kAborted:
@@ -269,8 +270,10 @@ void Scheduler::HandleAborted(const WindowPlan& plan, const WindowResult& result
   ++aborted_in_a_row_;
   const std::string culprit = CulpritOf(result, link_->n_cpu_workers);
   spdlog::warn("window {} aborted ({} in a row): {}", plan.window, aborted_in_a_row_, culprit);
-  if (aborted_in_a_row_ % kAbortedWindowsToRestart == 0 &&
-      result.error.worker < link_->n_cpu_workers && (plan.flags & kCpuLaneDown) == 0) {
+  // A CPU lane that is slow or stuck: the next windows pull every miss, so that requests go on, and
+  // the fleet finds out which of the two it is.
+  if ((plan.flags & kCpuLaneDown) == 0 && result.error.worker < link_->n_cpu_workers &&
+      lane_backoff_.Aborted()) {
     fleet_->RestartCpu(result.error.worker,
                        fmt::format("{} in {} windows in a row", culprit, aborted_in_a_row_));
   }

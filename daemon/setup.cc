@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "shared/base/limits.h"
 
@@ -41,6 +40,7 @@ uint32_t HugePages(const std::string& word) {
 struct Threads {
   ThreadChoice cpu;
   uint32_t device = 1;
+  std::vector<uint32_t> device_cpus;  // to pin them to; empty: not pinned
   bool oversubscribed = false;
 };
 // The cpu device's threads and the CPU workers' threads take turns: while the workers compute, the
@@ -51,14 +51,15 @@ Threads ChooseAll(const Options& options, const Topology& topology, uint32_t n_w
   uint32_t total = 0;
   for (const WorkerThreads& worker : threads.cpu.workers) total += worker.threads;
   if (!cuda) {
-    double cores = topology.usable_cores();
-    if (topology.quota_cores > 0)
-      cores = std::min(cores, std::max(1.0, std::floor(topology.quota_cores)));
-    threads.device = options.device_threads ? options.device_threads
-                                            : std::max(1u, static_cast<uint32_t>(cores));
+    threads.device = options.device_threads ? options.device_threads : CoreBudget(topology);
     total += threads.device;
   }
-  threads.oversubscribed = threads.cpu.oversubscribed || total + 1 > topology.usable_cores();
+  threads.oversubscribed = threads.cpu.oversubscribed || total + 1 > CoreBudget(topology);
+  // Threads of the device are pinned when there are cores that no CPU worker has; else they share
+  // and must be free to move.
+  const std::vector<uint32_t>& spare = threads.cpu.spare_cpus;
+  if (spare.size() >= threads.device)
+    threads.device_cpus.assign(spare.begin(), spare.begin() + threads.device);
   return threads;
 }
 
@@ -108,8 +109,7 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
   LODE_RETURN_IF_ERROR(CheckComputable(source));
   const bool cuda = options.device == "cuda" || (options.device == "auto" && UsableGpu());
   const uint32_t n_workers =
-      std::min(kCpuWorkersMax, options.cpu_workers ? options.cpu_workers
-                                                   : static_cast<uint32_t>(topology.nodes.size()));
+      std::min(kCpuWorkersMax, options.cpu_workers ? options.cpu_workers : ChooseWorkers(topology));
   const uint32_t context =
       std::min({options.context ? options.context : model.context, options.kv_tokens, kContextMax});
   const Threads threads = ChooseAll(options, topology, n_workers, cuda);
@@ -146,6 +146,7 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
   }
   s.gpu_plan = common;
   s.gpu_plan.threads = threads.device;
+  s.gpu_plan.cpus = threads.device_cpus;
   s.gpu_plan.device = cuda ? "cuda" : "cpu";
   s.gpu_plan.vram_budget_bytes = vram;
 
@@ -175,6 +176,9 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
       "share {}, spin {} us",
       source.description(), s.gpu_plan.device, n_workers, threads.device, context, c.sequences,
       c.kv_blocks, share, spin_us);
+  if (threads.cpu.wish_cut)
+    setup.summary +=
+        fmt::format("; cpu_threads cut to the CPU quota of {:.1f} cores", topology.quota_cores);
   return setup;
 }
 

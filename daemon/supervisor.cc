@@ -154,11 +154,23 @@ void Supervisor::RestartGpu(const std::string& why) {
 
 void Supervisor::RestartCpu(uint32_t index, const std::string& why) {
   lane_up_ = false;
+  // A worker that is merely slow drops the void window's job at its next chunk.
+  VoidWindowsUpTo(window_.load(std::memory_order_seq_cst));
   {
     std::lock_guard lock(mutex_);
     orders_.push_back({WorkerRole::kCpu, index, why});
   }
   Wake();
+}
+
+// Windows up to this one end aborted; the release pairs with the waiters' look at the abort word.
+// Several threads void windows, none takes back another's word.
+void Supervisor::VoidWindowsUpTo(uint64_t window) {
+  std::atomic<uint64_t>& word = exchange_->As<ExchangeHeader>()->abort_window;
+  uint64_t seen = word.load(std::memory_order_relaxed);
+  while (seen < window && !word.compare_exchange_weak(seen, window, std::memory_order_release,
+                                                      std::memory_order_relaxed)) {
+  }
 }
 
 std::shared_ptr<const GpuLink> Supervisor::gpu() const {

@@ -18,6 +18,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "daemon/control_service.h"
 #include "daemon/fleet.h"
 #include "daemon/restart_policy.h"
+#include "daemon/worker_watch.h"
 #include "shared/control/load_plan.h"
 #include "shared/shm/segment.h"
 #include "shared/wire/arena_layout.h"
@@ -97,7 +99,10 @@ class Supervisor : public Fleet {
     RestartPolicy policy;
     uint64_t start_at_ns = 0;  // kDown: when to start
     uint64_t progress_ns = 0, ready_ns = 0, closed_ns = 0;
-    std::string end_reason;  // what the worker or we said before its end
+    std::string end_reason;              // what the worker or we said before its end
+    uint64_t ready_bell = 0;             // the newest job when it became ready: not its business
+    std::optional<Suspicion> suspicion;  // CPU worker that owes an answer
+    bool stuck = false;                  // and was killed for it
     // Written by the supervisor thread under mutex_, read by others.
     State state = State::kDown;
     std::string phase;
@@ -133,6 +138,9 @@ class Supervisor : public Fleet {
   void FenceCpu(Worker* worker);
   void FenceGpu(Worker* worker);
   void CheckDeadlines(uint64_t now_ns);
+  void Suspect(const std::string& why);
+  void CheckSuspects(uint64_t now_ns);
+  void VoidWindowsUpTo(uint64_t window);
   void StopWorkers();
   void UpdateLane();
   void SetState(Worker* worker, State state, std::string phase);

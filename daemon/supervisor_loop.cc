@@ -45,6 +45,7 @@ void Supervisor::Run() {
     }
     const uint64_t now = NowNs();
     CheckDeadlines(now);
+    CheckSuspects(now);
     for (auto& worker : workers_) {
       if (worker->state == State::kDown && now >= worker->start_at_ns && failure().ok())
         StartWorker(worker.get());
@@ -198,6 +199,8 @@ void Supervisor::HandleReady(Worker* worker, const ControlEvent& event) {
   }
   spdlog::info("{} is ready: {}", worker->name, event.text);
   if (worker->role == WorkerRole::kCpu) {
+    worker->ready_bell =
+        exchange_->As<ExchangeHeader>()->bell.value.load(std::memory_order_acquire);
     StoreFd(ArenaName(worker->index), arenas_[worker->index]->fd());
     const Worker* gpu = workers_.back().get();
     if (gpu->state == State::kReady)
@@ -218,11 +221,63 @@ void Supervisor::HandleReady(Worker* worker, const ControlEvent& event) {
 }
 
 void Supervisor::HandleOrder(const Order& order) {
+  if (order.role == WorkerRole::kCpu) return Suspect(order.why);
   Worker* worker = Find(order.role, order.index);
   if (!worker || !worker->process.running()) return;
   spdlog::error("{} is killed: {}", worker->name, order.why);
   worker->end_reason = order.why;
   worker->process.Signal(SIGKILL);
+}
+
+// Whoever owes an answer to the newest bell is looked at: the worker that was named may itself have
+// waited for another one.
+void Supervisor::Suspect(const std::string& why) {
+  const ExchangeHeader& exchange = *exchange_->As<ExchangeHeader>();
+  const uint64_t bell = exchange.bell.value.load(std::memory_order_acquire);
+  for (auto& worker : workers_) {
+    if (worker->role != WorkerRole::kCpu || worker->state != State::kReady ||
+        !worker->process.running() || worker->suspicion)
+      continue;
+    const WorkerLine& line = exchange.workers[worker->index];
+    const StatusOr<ProcessSample> sample = SampleProcess(worker->process.pid());
+    const bool owes =
+        bell != worker->ready_bell && line.ack.value.load(std::memory_order_acquire) != bell;
+    if (!owes || !sample.ok()) continue;
+    spdlog::warn("{} owes an answer ({}); misses are pulled until it moves", worker->name, why);
+    worker->suspicion.emplace(line.progress.load(std::memory_order_relaxed), *sample, NowNs());
+  }
+  UpdateLane();
+  Changed();
+}
+
+void Supervisor::CheckSuspects(uint64_t now_ns) {
+  for (auto& worker : workers_) {
+    if (!worker->suspicion || !worker->process.running()) continue;
+    const WorkerLine& line = exchange_->As<ExchangeHeader>()->workers[worker->index];
+    const StatusOr<ProcessSample> sample = SampleProcess(worker->process.pid());
+    if (!sample.ok()) continue;  // its end is on the way
+    std::string why;
+    // Relaxed: only compared with its earlier self.
+    switch (worker->suspicion->Judge(line.progress.load(std::memory_order_relaxed), *sample, now_ns,
+                                     &why)) {
+      case Suspicion::Verdict::kWait:
+        break;
+      case Suspicion::Verdict::kAlive:
+        spdlog::info("{} moves again after {} ms: slow, not stuck", worker->name,
+                     (now_ns - worker->suspicion->begin_ns()) / 1'000'000);
+        worker->suspicion.reset();
+        UpdateLane();
+        Changed();
+        break;
+      case Suspicion::Verdict::kStuck:
+        spdlog::error("{} is killed: {}", worker->name, why);
+        worker->suspicion.reset();
+        worker->stuck = true;
+        worker->end_reason = why;
+        worker->process.Signal(SIGKILL);
+        break;
+    }
+  }
 }
 
 // ---- ends
@@ -241,7 +296,10 @@ void Supervisor::HandleEnd(Worker* worker, const std::string& how) {
     FenceCpu(worker);
   else
     FenceGpu(worker);
-  const RestartPolicy::Decision decision = worker->policy.Ended(served_ns, text);
+  const RestartPolicy::Decision decision =
+      worker->stuck ? worker->policy.EndedStuck() : worker->policy.Ended(served_ns, text);
+  worker->suspicion.reset();
+  worker->stuck = false;
   worker->start_at_ns = now + decision.delay_ns;
   worker->ready_ns = 0;
   SetState(worker, State::kDown, text);
@@ -268,9 +326,7 @@ void Supervisor::FenceCpu(Worker* worker) {
   auto* exchange = exchange_->As<ExchangeHeader>();
   WorkerLine& line = exchange->workers[worker->index];
   line.ready.store(0, std::memory_order_release);
-  // Windows up to the running one end aborted; the release pairs with the waiters' look at the
-  // abort word.
-  exchange->abort_window.store(window_.load(std::memory_order_seq_cst), std::memory_order_release);
+  VoidWindowsUpTo(window_.load(std::memory_order_seq_cst));
   WakeAll(line.ack);  // a GPU worker that sleeps on the dead worker's word
 }
 
@@ -289,7 +345,8 @@ void Supervisor::FenceGpu(Worker* worker) {
 void Supervisor::UpdateLane() {
   const bool up = std::all_of(workers_.begin(), workers_.end(), [](const auto& worker) {
     return worker->role != WorkerRole::kCpu ||
-           (worker->state == State::kReady && worker->process.running());
+           (worker->state == State::kReady && worker->process.running() && !worker->suspicion &&
+            !worker->stuck);
   });
   lane_up_.store(up, std::memory_order_seq_cst);
 }

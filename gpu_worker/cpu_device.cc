@@ -10,6 +10,8 @@
 #include "gpu_worker/cpu_device_scratch.h"
 #include "kernels/canonical_trig.h"
 #include "shared/base/check.h"
+#include "shared/base/log.h"
+#include "shared/shm/memory_lock.h"
 
 namespace lode {
 namespace {
@@ -47,7 +49,7 @@ CpuDevice::CpuDevice(const ModelConfig& config, const CpuDeviceOptions& options,
     : config_(config),
       options_(options),
       kernels_(kernels),
-      pool_(options.threads, options.spin_ns),
+      pool_(options.threads, options.spin_ns, options.cpus),
       scratch_(std::make_unique<Scratch>()) {
   const ModelConfig& c = config_;
   Scratch& s = *scratch_;
@@ -111,6 +113,11 @@ StatusOr<void*> CpuDevice::Allocate(const std::string& what, size_t bytes) {
   uint8_t* memory = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, rounded));
   if (memory == nullptr) return ResourceExhausted("no memory for {} ({} bytes)", what, bytes);
   std::memset(memory, 0, rounded);
+  if (options_.lock_memory && !lock_failed_) {
+    const int error = LockPages(memory, rounded);
+    lock_failed_ = error != 0;  // said once: the next ones would fail alike
+    if (lock_failed_) spdlog::warn("device: {}", LockWarning(what, rounded, error));
+  }
   memory_.emplace_back(memory, &std::free);
   allocations_.push_back({what, bytes});
   return memory;

@@ -8,6 +8,8 @@
 
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "gpu_worker/device.h"
 #include "gpu_worker/thread_pool.h"
@@ -17,7 +19,9 @@ namespace lode {
 
 struct CpuDeviceOptions {
   uint32_t threads = 1;
-  uint32_t spin_ns = 0;  // how long an idle thread spins before it sleeps
+  std::vector<uint32_t> cpus;  // one per thread to pin it to; empty: not pinned
+  bool lock_memory = false;    // keep what Allocate gives in RAM; a warning when the limit says no
+  uint32_t spin_ns = 0;        // how long an idle thread spins before it sleeps
   std::string isa = "auto";
   bool float_reference = false;  // matrices dequantised, activations not quantised
   uint32_t context = 0;          // longest sequence in tokens; sizes the attention scratch
@@ -38,6 +42,8 @@ class CpuDevice final : public Device {
 
   ThreadPool& pool() { return pool_; }
   const KernelTable& kernels() const { return *kernels_; }
+  // Every allocation so far is locked. False also when nobody asked for it.
+  bool memory_locked() const { return options_.lock_memory && !lock_failed_; }
   bool float_reference() const { return options_.float_reference; }
   // At window borders only; every table gives the same bits.
   void SetKernels(const KernelTable* kernels) { kernels_ = kernels; }
@@ -96,6 +102,7 @@ class CpuDevice final : public Device {
   const CpuDeviceOptions options_;
   const KernelTable* kernels_;
   ThreadPool pool_;
+  bool lock_failed_ = false;
   std::vector<std::unique_ptr<uint8_t, void (*)(void*)>> memory_;
   std::vector<DeviceAllocation> allocations_;
 

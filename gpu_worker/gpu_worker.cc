@@ -111,6 +111,8 @@ Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) 
   const ModelConfig& config = source_->config();
   CpuDeviceOptions device;
   device.threads = std::max(1u, plan.threads);
+  if (plan.cpus.size() == device.threads) device.cpus = plan.cpus;
+  device.lock_memory = plan.lock_memory;
   device.spin_ns = static_cast<uint32_t>(std::min<uint64_t>(plan.spin_us * kNsPerUs, UINT32_MAX));
   device.isa = plan.isa;
   device.float_reference = plan.float_reference;
@@ -206,6 +208,8 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   report.facts["device"] = plan.device;
   report.facts["isa"] = device_->kernels().name;
   report.facts["threads"] = std::to_string(device_->pool().threads());
+  report.facts["pinned"] = plan.cpus.size() == device_->pool().threads() ? "yes" : "no";
+  report.facts["locked"] = device_->memory_locked() ? "yes" : "no";
   report.facts["dense_bytes"] = std::to_string(weights_.bytes);
   report.facts["device_bytes"] = std::to_string(device_bytes);
   report.facts["slot_bytes"] = std::to_string(tier_->slot_bytes_total());

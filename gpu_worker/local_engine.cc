@@ -13,6 +13,8 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& mo
   LODE_RETURN_IF_ERROR(CheckComputable(*e->source_));
   LODE_ASSIGN_OR_RETURN(e->device_,
                         CpuDevice::Create(config, {.threads = options.threads,
+                                                   .cpus = {},
+                                                   .lock_memory = false,
                                                    .spin_ns = 0,
                                                    .isa = options.isa,
                                                    .float_reference = options.float_reference,

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "cpu_worker/bench/report.h"
 #include "daemon/cli/commands.h"
 #include "daemon/cli/interrupt.h"
 #include "shared/base/version.h"
@@ -52,6 +53,20 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
   app->add_flag("--hash", o->hash, "Print the hash over the logits of the answer");
 }
 
+struct BenchFlags {
+  KernelBenchOptions kernels;
+  bool json = false;
+};
+void AddBench(CLI::App* app, BenchFlags* flags, Status* status) {
+  CLI::App* bench = app->add_subcommand("bench", "Measure this machine");
+  bench->require_subcommand(1);
+  CLI::App* kernels = bench->add_subcommand(
+      "kernels", "How fast this CPU computes expert products, by format and instruction set");
+  kernels->footer(kBenchKernelsAbout);
+  AddBenchKernelsFlags(kernels, &flags->kernels, &flags->json);
+  kernels->callback([=] { *status = BenchKernels(flags->kernels, flags->json, stdout, stderr); });
+}
+
 constexpr int kUsageError = 2;
 
 constexpr const char* kAbout =
@@ -62,7 +77,8 @@ Examples:
   lode chat                                            talk to the running service
   lode run --timing -t 0 "Count to ten."               where does the time go?
   lode inspect model.gguf                              what is in a file, what would fit where
-  lode eval text.txt --save a.json                     nats per token of a text)";
+  lode eval text.txt --save a.json                     nats per token of a text
+  lode bench kernels                                   how fast this CPU reads weights, by format)";
 
 int Main(int argc, char** argv) {
   CLI::App app{kAbout};
@@ -117,6 +133,9 @@ int Main(int argc, char** argv) {
   eval_app->add_option("--compare", eval.compare, "Top-1 agreement with a saved run");
   eval_app->add_option("file", eval.file, "The text")->required();
   eval_app->callback([&] { status = Eval(eval); });
+
+  BenchFlags bench;
+  AddBench(&app, &bench, &status);
 
   WatchInterrupts();
   try {

@@ -20,12 +20,12 @@ namespace lode {
   X(device, vram_budget, uint64_t, 0, 0, 1ull << 50, false, "bytes for expert slots; 0 = chosen: half of the experts on the cpu device") \
   X(device, isa, std::string, "auto", 0, 0, false, "kernel table: auto, scalar, avx2, avx512")                           \
   X(experts, cpu_workers, uint32_t, 0, 0, 16, true, "CPU expert workers; 0 = one per NUMA node")                         \
-  X(experts, cpu_threads, uint32_t, 0, 0, 256, true, "threads of each CPU worker; 0 = chosen from cores, cpuset and quota") \
+  X(experts, cpu_threads, uint32_t, 0, 0, 256, true, "threads of each CPU worker; 0 = chosen from cores and cpuset; a CPU quota is never exceeded") \
   X(experts, pull_share, double, -1, -1, 1, false, "share of misses pulled over PCIe by policy fixed; -1 = by pack")     \
   X(experts, split_policy, std::string, "fixed", 0, 0, false, "lane split: fixed")                                       \
   X(experts, tier_policy, std::string, "decayed_lfu", 0, 0, false, "VRAM tier: static or decayed_lfu")                   \
   X(experts, profile, std::string, "", 0, 0, true, "expert ranking file; empty = spread evenly over layers")             \
-  X(experts, lock_memory, bool, true, 0, 0, true, "mlock the expert arenas (a warning names memlock when it is too small)") \
+  X(experts, lock_memory, bool, true, 0, 0, true, "mlock the expert arenas and the memory of the cpu device (a warning names memlock when it is too small)") \
   X(experts, huge_pages, std::string, "transparent", 0, 0, true, "none, transparent or hugetlb")                         \
   X(serving, sequences, uint32_t, 8, 1, 64, true, "sequences served at once")                                            \
   X(serving, queue, uint32_t, 64, 0, 65536, false, "requests that may wait; more are refused")                           \

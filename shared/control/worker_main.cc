@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
+#include <cstdio>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -271,5 +272,50 @@ int WorkerProcess::Finish(const Status& status) {
 
 const std::atomic<bool>& WorkerProcess::stop() const { return stop_requested; }
 const WorkerFlags& WorkerProcess::flags() const { return impl_->flags; }
+
+namespace {
+
+// From the load plan to the end of serving.
+Status Live(WorkerProcess& process, WorkerBody& body) {
+  // What to serve, and the memory that is shared with the others.
+  LODE_ASSIGN_OR_RETURN(const LoadPlan plan, process.WaitLoadPlan());
+  LODE_ASSIGN_OR_RETURN(std::vector<ReceivedSegment> segments,
+                        process.ReceiveSegments(body.Wants(plan)));
+  // Everything that takes long or can fail. After Ready nothing is allocated.
+  const auto progress = [&](const std::string& phase, uint64_t done, uint64_t total) {
+    process.Progress(phase, done, total);
+  };
+  LODE_ASSIGN_OR_RETURN(const ReadyReport report,
+                        body.Load(plan, std::move(segments), progress, process.stop()));
+  process.Ready(report);
+  body.Run();
+  return OkStatus();
+}
+
+}  // namespace
+
+int RunWorker(int argc, char** argv, const WorkerProgram& program) {
+  const auto say = [&](const Status& status) {
+    std::fprintf(stderr, "%s: %s\n", program.name, Message(status).c_str());
+  };
+  const StatusOr<WorkerFlags> flags = ParseWorkerFlags(argc, argv, program.role);
+  if (!flags.ok()) {
+    say(flags.status());
+    return kExitUsage;
+  }
+  // Before the process: its control stream asks the body for statistics until it is gone.
+  const std::unique_ptr<WorkerBody> body = program.make(flags->identity);
+  WorkerEvents events;
+  events.collect_statistics = [&body] { return body->Statistics(); };
+  events.cpu_worker_replaced = [&body](uint32_t index, uint32_t) {
+    body->CpuWorkerReplaced(index);
+  };
+  const auto process = WorkerProcess::Start(*flags, program.name, std::move(events));
+  if (!process.ok()) {
+    say(process.status());
+    return kExitFailed;
+  }
+  return (*process)->Finish(Live(**process, *body));
+}
 
 }  // namespace lode

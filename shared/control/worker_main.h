@@ -1,15 +1,6 @@
 // The life of a worker process, common to lode-cpu-worker and lode-gpu-worker: flags, log, death
-// with the parent, control stream, load plan, segments; then the worker's own part; then the end. A
-// worker's main.cc calls these in order.
-//
-//   int main(int argc, char** argv) {
-//     StatusOr<WorkerFlags> flags = ParseWorkerFlags(argc, argv, WorkerRole::kGpu);
-//     ...
-//     auto process = WorkerProcess::Start(*flags, "lode-gpu-worker", std::move(events));
-//     plan = (*process)->WaitLoadPlan();  segments = (*process)->ReceiveSegments({{"window", 1},
-//     ...}); load, (*process)->Ready(report), loop until (*process)->stop(), return
-//     (*process)->Finish(status);
-//   }
+// with the parent, control stream, load plan, segments, loading, ready; then the worker's own part;
+// then the end. A worker's main.cc gives its part as a WorkerBody and returns RunWorker.
 //
 // A worker ends within kOrphanExitMs when the daemon is gone (the stream breaks, or the parent
 // dies): `stop` is set at once, and a process that has not ended by itself by then is ended by a
@@ -18,12 +9,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "shared/base/status.h"
+#include "shared/control/load_plan.h"
 #include "shared/control/worker_client.h"
 #include "shared/shm/segment.h"
 
@@ -54,6 +47,33 @@ struct ReceivedSegment {
   FdMessage message;
   Fd fd;
 };
+
+// What is different about a worker. One object per process; lifecycle: Load once, then Run; both on
+// the main thread. Statistics and CpuWorkerReplaced come from the control stream's thread, at any
+// time.
+class WorkerBody {
+ public:
+  using ProgressFn =
+      std::function<void(const std::string& phase, uint64_t done_bytes, uint64_t total_bytes)>;
+
+  virtual ~WorkerBody() = default;
+  virtual std::vector<SegmentWant> Wants(const LoadPlan& plan) const = 0;
+  // `segments`: what Wants said, in that order. Cancelled soon after `stop` becomes true.
+  virtual StatusOr<ReadyReport> Load(const LoadPlan& plan, std::vector<ReceivedSegment> segments,
+                                     const ProgressFn& progress, const std::atomic<bool>& stop) = 0;
+  // Serves until the `stop` given to Load is true.
+  virtual void Run() = 0;
+  virtual std::map<std::string, double> Statistics() const = 0;
+  virtual void CpuWorkerReplaced(uint32_t /*index*/) {}
+};
+
+struct WorkerProgram {
+  const char* name;  // of the binary
+  WorkerRole role;
+  std::function<std::unique_ptr<WorkerBody>(const WorkerIdentity& identity)> make;
+};
+// main() of a worker: returns the exit code.
+int RunWorker(int argc, char** argv, const WorkerProgram& program);
 
 class WorkerProcess {
  public:

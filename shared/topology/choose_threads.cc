@@ -60,7 +60,33 @@ void Shrink(std::vector<WorkerThreads>* workers, uint32_t cores_max) {
   }
 }
 
+// Cores that nobody was given, for host threads.
+std::vector<uint32_t> SpareCpus(const Topology& topology,
+                                const std::vector<WorkerThreads>& workers) {
+  std::vector<uint32_t> spare;
+  for (const TopologyNode& node : topology.nodes) {
+    for (const uint32_t cpu : node.cpus) {
+      const bool taken = std::any_of(workers.begin(), workers.end(), [&](const WorkerThreads& w) {
+        return std::find(w.cpus.begin(), w.cpus.end(), cpu) != w.cpus.end();
+      });
+      if (!taken) spare.push_back(cpu);
+    }
+  }
+  std::sort(spare.begin(), spare.end());
+  return spare;
+}
+
 }  // namespace
+
+uint32_t CoreBudget(const Topology& topology) {
+  const uint32_t cores = std::max(1u, topology.usable_cores());
+  if (topology.quota_cores <= 0 || topology.quota_cores >= cores) return cores;
+  return std::max(1u, static_cast<uint32_t>(std::floor(topology.quota_cores)));
+}
+
+uint32_t ChooseWorkers(const Topology& topology) {
+  return std::min(static_cast<uint32_t>(topology.nodes.size()), CoreBudget(topology));
+}
 
 ThreadChoice ChooseThreads(const Topology& topology, uint32_t n_workers, uint32_t wanted) {
   LODE_CHECK(n_workers > 0 && !topology.nodes.empty(), "{} workers", n_workers);
@@ -68,10 +94,14 @@ ThreadChoice ChooseThreads(const Topology& topology, uint32_t n_workers, uint32_
   choice.workers = DealCores(topology, n_workers);
   const uint32_t cores = topology.usable_cores();
   // A quota is a budget of CPU time for every thread of the service, the host's included.
-  const double quota = topology.quota_cores > 0 ? topology.quota_cores : cores;
-  const uint32_t budget = std::max(1u, std::min(cores, static_cast<uint32_t>(std::floor(quota))));
+  const uint32_t budget = CoreBudget(topology);
+  const bool quota_binds = budget < cores;
   const uint32_t compute = budget >= kCoresToSpareOne ? budget - 1 : budget;
   if (wanted == 0) Shrink(&choice.workers, std::max(compute, n_workers));
+  if (quota_binds && wanted > std::max(1u, budget / n_workers)) {
+    wanted = std::max(1u, budget / n_workers);
+    choice.wish_cut = true;
+  }
   uint32_t total = 0;
   for (WorkerThreads& w : choice.workers) {
     const uint32_t owned = static_cast<uint32_t>(w.cpus.size());
@@ -81,6 +111,7 @@ ThreadChoice ChooseThreads(const Topology& topology, uint32_t n_workers, uint32_
     if (w.threads < owned) w.cpus.resize(w.threads);
     total += w.threads;
   }
+  choice.spare_cpus = SpareCpus(topology, choice.workers);
   choice.oversubscribed = total > budget;
   return choice;
 }

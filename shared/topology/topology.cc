@@ -8,7 +8,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <tuple>
+#include <vector>
 
 namespace lode {
 namespace {
@@ -61,22 +64,65 @@ Bitmap AllowedCpus(hwloc_topology_t topology, const TopologyOptions& options) {
   return allowed;
 }
 
-// CPUs of the fastest kind; every CPU when hwloc knows of one kind only or cannot rank them.
+// A set of CPUs of one kind, as hwloc tells them apart.
+struct CpuKind {
+  Bitmap cpus;
+  int efficiency = -1;    // hwloc's rank: higher is faster; -1: it cannot rank them
+  std::string core_type;  // "IntelCore", "IntelAtom"; empty: unknown
+  double capacity = 0;    // Linux's relative speed; 0: unknown
+  double max_mhz = 0;     // 0: unknown
+};
+
+std::vector<CpuKind> KindsIn(hwloc_topology_t topology, hwloc_const_bitmap_t allowed) {
+  std::vector<CpuKind> kinds;
+  const int count = hwloc_cpukinds_get_nr(topology, 0);
+  for (int i = 0; i < count; ++i) {
+    CpuKind kind;
+    kind.cpus.reset(hwloc_bitmap_alloc());
+    unsigned n_infos = 0;
+    hwloc_info_s* infos = nullptr;
+    if (hwloc_cpukinds_get_info(topology, static_cast<unsigned>(i), kind.cpus.get(),
+                                &kind.efficiency, &n_infos, &infos, 0) != 0)
+      continue;
+    // A kind outside the mask must not rule out what is inside it.
+    if (!hwloc_bitmap_intersects(kind.cpus.get(), allowed)) continue;
+    for (unsigned k = 0; k < n_infos; ++k) {
+      const std::string_view name = infos[k].name;
+      if (name == "CoreType") kind.core_type = infos[k].value;
+      if (name == "LinuxCapacity") kind.capacity = std::strtod(infos[k].value, nullptr);
+      if (name == "FrequencyMaxMHz") kind.max_mhz = std::strtod(infos[k].value, nullptr);
+    }
+    kinds.push_back(std::move(kind));
+  }
+  return kinds;
+}
+
+// True when cores of `kind` would hold back cores of `best` in every phase. A ranking alone does
+// not say so: many processors have a few favoured cores that clock some percent higher, and leaving
+// out all others would be the larger mistake.
+bool IsSlow(const CpuKind& kind, const CpuKind& best) {
+  constexpr double kSlowRatio =
+      0.75;  // efficiency cores are at 0.4 to 0.7, favoured ones above 0.9
+  if (kind.capacity > 0 && best.capacity > 0) return kind.capacity < kSlowRatio * best.capacity;
+  if (kind.efficiency >= best.efficiency) return false;
+  if (!kind.core_type.empty() && !best.core_type.empty() && kind.core_type != best.core_type)
+    return true;
+  if (kind.max_mhz > 0 && best.max_mhz > 0) return kind.max_mhz < kSlowRatio * best.max_mhz;
+  return true;  // ranked lower, and nothing says by how much
+}
+
+// CPUs that are about as fast as the fastest; every CPU when hwloc knows of one kind only.
 Bitmap FastCpus(hwloc_topology_t topology, hwloc_const_bitmap_t allowed) {
   Bitmap fast(hwloc_bitmap_alloc());
   hwloc_bitmap_fill(fast.get());
-  int best = -1;
-  const int kinds = hwloc_cpukinds_get_nr(topology, 0);
-  for (int i = 0; i < kinds; ++i) {
-    Bitmap set(hwloc_bitmap_alloc());
-    int efficiency = -1;  // hwloc's word: higher is faster
-    if (hwloc_cpukinds_get_info(topology, static_cast<unsigned>(i), set.get(), &efficiency, nullptr,
-                                nullptr, 0) != 0)
-      continue;
-    // A kind outside the mask must not rule out what is inside it.
-    if (!hwloc_bitmap_intersects(set.get(), allowed) || efficiency <= best) continue;
-    best = efficiency;
-    hwloc_bitmap_copy(fast.get(), set.get());
+  const std::vector<CpuKind> kinds = KindsIn(topology, allowed);
+  // Not every version of hwloc ranks by capacity.
+  const auto best =
+      std::max_element(kinds.begin(), kinds.end(), [](const CpuKind& a, const CpuKind& b) {
+        return std::tie(a.efficiency, a.capacity) < std::tie(b.efficiency, b.capacity);
+      });
+  for (const CpuKind& kind : kinds) {
+    if (IsSlow(kind, *best)) hwloc_bitmap_andnot(fast.get(), fast.get(), kind.cpus.get());
   }
   return fast;
 }

@@ -55,8 +55,8 @@ struct TopologyOptions {
 };
 StatusOr<Topology> ReadTopology(const TopologyOptions& options);
 
-// The smallest cpu.max of the process's cgroup and its ancestors, in cores; 0 when there is none
-// (or no cgroup v2).
+// The smallest CPU quota of the process's control groups and their ancestors, in cores; 0 when
+// there is none. Version 2 (cpu.max) and version 1 (cpu.cfs_quota_us), also side by side.
 double ReadCpuQuota(const std::string& proc_cgroup, const std::string& cgroup_root);
 
 struct WorkerThreads {
@@ -67,13 +67,25 @@ struct WorkerThreads {
 };
 struct ThreadChoice {
   std::vector<WorkerThreads> workers;  // [n_workers]
+  // Usable cores that no worker's thread is pinned to, ascending: the host thread of a GPU worker
+  // may have one.
+  std::vector<uint32_t> spare_cpus;
   // More threads in all than cores or quota: spinning would take the time of whoever is waited for,
   // so spin budgets must be 0.
   bool oversubscribed = false;
+  bool wish_cut = false;  // the quota gave fewer threads than `wanted`
 };
+// How many cores' worth of time the service may use: usable cores, or the quota when it is smaller,
+// rounded down; at least 1.
+uint32_t CoreBudget(const Topology& topology);
+// CPU workers when the user names no number: one per node with usable cores, but no more than the
+// budget has cores, since each has a thread at least.
+uint32_t ChooseWorkers(const Topology& topology);
 // n_workers >= 1 CPU workers, normally one per node; more share a node, fewer span several. wanted
 // = threads of each worker, 0 = chosen: every usable core, less one for the host threads when there
-// are more than 2, within the quota.
+// are more than 2, within the quota. A quota also cuts what is wanted: threads beyond it are not
+// slower by a share, they are stopped together for most of every period. (One thread per worker is
+// the least, also when there are more workers than the quota has cores.)
 ThreadChoice ChooseThreads(const Topology& topology, uint32_t n_workers, uint32_t wanted);
 
 }  // namespace lode

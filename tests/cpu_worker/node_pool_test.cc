@@ -1,6 +1,6 @@
 // The thread pool: every chunk exactly once, visible at the end, over many short phases, changing
 // thread counts and sleeping or spinning threads. Clean under TSan. Labels: unit.
-#include "cpu_worker/node_pool.h"
+#include "shared/pool/node_pool.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -63,7 +63,7 @@ class WeightStoreTest : public ::testing::Test {
     ASSERT_EQ(std::memcmp(want.data(), got, want.size()), 0) << t.name << " row " << row;
   }
 
-  WeightStoreOptions options_ = {1, 3, -1, 1, false, 2};
+  WeightStoreOptions options_ = {1, 3, {}, 1, false, 2};
   std::unique_ptr<ModelSource> source_;
   ArenaLayout layout_;
   std::unique_ptr<Segment> arena_;

@@ -157,8 +157,18 @@ TEST_F(SupervisorTest, RestartOnOrder) {
   EXPECT_FALSE(supervisor_->gpu());  // at once
   EXPECT_EQ(supervisor_->last_gpu_end(), "stuck at layer 3");
   ASSERT_TRUE(Eventually([&] { return supervisor_->gpu() != nullptr; }));
-  supervisor_->RestartCpu(0, "silent");
+  // Nobody owes an answer: nothing is wrong with the workers.
+  supervisor_->RestartCpu(0, "slow");
+  ASSERT_TRUE(Eventually([&] { return supervisor_->cpu_lane_up(); }));
+  // cpu1 answers the newest job, cpu0 sleeps on it.
+  ExchangeHeader* exchange = supervisor_->gpu()->exchange;
+  exchange->workers[1].ack.value.store(7);
+  exchange->bell.value.store(7);
+  supervisor_->RestartCpu(1, "silent");  // whoever is named, the debtor is looked at
+  EXPECT_FALSE(supervisor_->cpu_lane_up());
   ASSERT_TRUE(Eventually([&] { return supervisor_->cpu_lane_up() && Info("cpu0").restarts == 1; }));
+  EXPECT_EQ(Info("cpu1").restarts, 0u);
+  EXPECT_EQ(exchange->abort_window.load(), 0u) << "no window was noted";
 }
 
 TEST_F(SupervisorTest, StubbornWorkerIsKilledAtStop) {

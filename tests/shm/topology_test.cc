@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <hwloc.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -115,6 +116,55 @@ TEST(Topology, EfficiencyCoresAreLeftOut) {
   EXPECT_EQ(slow.efficiency_cores, 0u);
 }
 
+Topology File(const std::string& name) {
+  TopologyOptions options;
+  options.xml_path = LODE_SOURCE_DIR "/tests/data/topology/" + name;
+  return Read(options);
+}
+
+// Performance cores with two threads, efficiency cores with one: one thread per performance core.
+TEST(Topology, HybridMachine) {
+  const Topology t = File("hybrid-8p4e.xml");
+  EXPECT_EQ(t.allowed_cpus, 20u);
+  EXPECT_EQ(t.physical_cores, 12u);
+  EXPECT_EQ(t.efficiency_cores, 4u);
+  EXPECT_EQ(t.nodes[0].cpus, (Cpus{0, 2, 4, 6, 8, 10, 12, 14}));
+  EXPECT_EQ(ChooseThreads(t, 1, 0).workers[0].threads, 7u);
+  EXPECT_EQ(File("dense-cores.xml").nodes[0].cpus, (Cpus{0, 2}));
+}
+
+// Two cores that may clock ten percent higher are no reason to leave six out.
+TEST(Topology, FavouredCoresAreNotAKindOfTheirOwn) {
+  const Topology t = File("favoured-cores.xml");
+  EXPECT_EQ(t.usable_cores(), 8u);
+  EXPECT_EQ(t.efficiency_cores, 0u);
+}
+
+TEST(Topology, CapacityRanksWhatHwlocDoesNot) {
+  const Topology t = File("big-middle-little.xml");
+  EXPECT_EQ(t.nodes[0].cpus, (Cpus{4, 5, 6, 7}));
+  EXPECT_EQ(t.efficiency_cores, 4u);
+}
+
+// The real machine under a narrower mask, as a cpuset, taskset or CPUAffinity gives it.
+TEST(Topology, TheProcessMaskBinds) {
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  uint32_t last = 0;
+  for (uint32_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) last = cpu;
+  }
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(last, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  const Topology t = Read({});
+  sched_setaffinity(0, sizeof(before), &before);
+  EXPECT_EQ(t.allowed_cpus, 1u);
+  ASSERT_EQ(t.nodes.size(), 1u);
+  EXPECT_EQ(t.nodes[0].cpus, (Cpus{last}));
+}
+
 TEST(Topology, ThisMachineAndBadDescriptions) {
   const Topology t = Read({});
   EXPECT_GE(t.usable_cores(), 1u);
@@ -173,6 +223,41 @@ TEST_F(Quota, SmallestOnTheWayUp) {
   EXPECT_EQ(ReadCpuQuota("/nowhere", "/nowhere"), 0);
 }
 
+// Version 1 keeps the cpu controller in a hierarchy of its own; the group's path may be the host's.
+TEST_F(Quota, VersionOne) {
+  const auto group = [&](const std::string& folder, const std::string& quota,
+                         const std::string& period) {
+    EXPECT_EQ(system(("mkdir -p " + folder_ + folder).c_str()), 0);
+    Write(folder + "/cpu.cfs_quota_us", quota);
+    Write(folder + "/cpu.cfs_period_us", period);
+  };
+  const auto read = [&](const std::string& proc) {
+    Write("/proc", proc);
+    return ReadCpuQuota(folder_ + "/proc", folder_);
+  };
+  group("/cpu", "-1", "100000");
+  EXPECT_EQ(read("4:memory:/x\n1:cpu:/\n"), 0);
+  group("/cpu/x/y", "250000", "100000");
+  group("/cpu/x", "-1", "100000");
+  EXPECT_EQ(read("1:cpu:/x/y\n"), 2.5);
+  group("/cpu/x", "50000", "50000");
+  EXPECT_EQ(read("1:cpu:/x/y\n"), 1);
+  EXPECT_EQ(read("3:cpuset:/x/y\n2:cpuacct:/x/y\n"), 0) << "other controllers limit nothing";
+  // Inside a container: the host's path is not there, the mounted root is the container's group.
+  group("/cpu", "300000", "100000");
+  EXPECT_EQ(read("1:cpu:/docker/0123\n"), 3);
+  group("/cpu,cpuacct/a", "150000", "100000");
+  EXPECT_EQ(read("2:cpu,cpuacct:/a\n"), 1.5);
+  // Both versions mounted: the tighter one binds.
+  EXPECT_EQ(system(("mkdir -p " + folder_ + "/unified/a").c_str()), 0);
+  Write("/unified/a/cpu.max", "120000 100000");
+  EXPECT_EQ(read("2:cpu,cpuacct:/a\n0::/a\n"), 1.2);
+  EXPECT_EQ(read("2:cpu,cpuacct:/a/../a\n1:cpu\nrubbish\n"), 0);
+  group("/cpu,cpuacct/a", "1000", "0");
+  group("/cpu", "rubbish", "100000");
+  EXPECT_EQ(read("2:cpu,cpuacct:/a\n"), 0);
+}
+
 // ---- ChooseThreads
 // -----------------------------------------------------------------------------------------------------
 
@@ -228,7 +313,37 @@ TEST(ChooseThreads, QuotaAndWishes) {
   EXPECT_EQ(too_many.workers[0].threads, 8u);
   EXPECT_TRUE(too_many.workers[0].cpus.empty()) << "more threads than cores must be free to move";
   EXPECT_TRUE(too_many.oversubscribed);
-  EXPECT_TRUE(ChooseThreads(Machine({16}, 2), 1, 8).oversubscribed);
+}
+
+// Threads beyond a quota are stopped together for most of every period: nobody gets them, not even
+// who asks.
+TEST(ChooseThreads, NeverMoreThreadsThanTheQuota) {
+  for (const double quota : {1.0, 2.0, 3.5, 7.0, 40.0}) {
+    for (uint32_t workers = 1; workers <= 4; ++workers) {
+      for (const uint32_t wanted : {0u, 1u, 8u}) {
+        const Topology t = Machine({16, 16}, quota);
+        const ThreadChoice c = ChooseThreads(t, workers, wanted);
+        const uint32_t budget = CoreBudget(t);
+        EXPECT_LE(Total(c), std::max(budget, workers)) << quota << " " << workers << " " << wanted;
+        EXPECT_EQ(c.oversubscribed, workers > budget);
+        EXPECT_EQ(c.wish_cut, budget < 32 && wanted > std::max(1u, budget / workers));
+      }
+    }
+  }
+  EXPECT_EQ(ChooseThreads(Machine({16}, 2), 1, 8).workers[0].threads, 2u);
+  EXPECT_EQ(ChooseThreads(Machine({16}), 1, 16).workers[0].threads, 16u);
+  EXPECT_EQ(CoreBudget(Machine({4}, 0.2)), 1u);
+  // A worker per node would already be more threads than the quota has cores.
+  EXPECT_EQ(ChooseWorkers(Machine({4, 4, 4, 4}, 2.5)), 2u);
+  EXPECT_EQ(ChooseWorkers(Machine({4, 4, 4, 4})), 4u);
+  EXPECT_EQ(ChooseWorkers(Machine({4, 4}, 0.5)), 1u);
+}
+
+TEST(ChooseThreads, SpareCoresAreForTheHost) {
+  EXPECT_EQ(ChooseThreads(Machine({4}), 1, 0).spare_cpus, (Cpus{3}));
+  EXPECT_EQ(ChooseThreads(Machine({2}), 1, 0).spare_cpus, Cpus{});
+  EXPECT_EQ(ChooseThreads(Machine({2, 2}), 2, 1).spare_cpus, (Cpus{1, 3}));
+  EXPECT_EQ(ChooseThreads(Machine({8}, 3), 1, 0).spare_cpus.size(), 6u);
 }
 
 // Over many shapes: every worker has a thread, no core is given twice, a CPU list fits its threads.
@@ -248,6 +363,8 @@ TEST(ChooseThreads, Properties) {
             ASSERT_TRUE(w.cpus.empty() || w.cpus.size() == w.threads);
             for (uint32_t cpu : w.cpus) ASSERT_TRUE(used.insert(cpu).second) << "core given twice";
           }
+          for (uint32_t cpu : c.spare_cpus)
+            ASSERT_TRUE(used.insert(cpu).second) << "spare, and given to a worker";
           const uint32_t all = std::accumulate(shape.begin(), shape.end(), 0u);
           if (wanted == 0 && workers < all && all > 2) {
             ASSERT_LE(Total(c), std::max(workers, all - 1));

@@ -93,6 +93,17 @@ class ModelAtomic {
   }
   T fetch_add(T n, std::memory_order) { return Modify(n); }
   T fetch_sub(T n, std::memory_order) { return Modify(static_cast<T>(0 - n)); }
+  // A locked instruction as well; in the model it fails only when the value differs.
+  bool compare_exchange_strong(T& expected, T desired, std::memory_order, std::memory_order) {
+    Model::current->Step();
+    Model::current->Drain();
+    const bool same = value_ == expected;
+    if (same)
+      value_ = desired;
+    else
+      expected = value_;
+    return same;
+  }
   T raw() const { return value_; }
 
  private:

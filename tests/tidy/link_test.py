@@ -15,7 +15,8 @@ FORBIDDEN = {
     "lode-cpu-worker": {r"libcud(a|art)\b": "a CPU worker has no CUDA context", r"prometheus": "only the daemon serves metrics"},
 }
 KERNELS = re.compile(r"\bKernelTable(Scalar|Avx2|Avx512)\b|KernelTable(Scalar|Avx2|Avx512)(v|E)")
-HAS_KERNELS = {"loded": False, "lode": False, "lode-gpu-worker": True, "lode-cpu-worker": True}
+# The command line has them for `lode bench kernels` alone.
+HAS_KERNELS = {"loded": False, "lode": True, "lode-gpu-worker": True, "lode-cpu-worker": True}
 
 
 def output(*command):

@@ -1,8 +1,9 @@
-// The compute threads of one CPU worker. A job is a few flat phases; a phase is a number of
-// independent chunks that threads claim one by one (work stealing evens out cores of unequal
-// speed), about three per thread; the phase ends when every chunk is done. The caller is thread 0
-// and computes too. Threads spin for the next phase while a window is open and sleep otherwise.
-// Steps 7 of the life of a token. Called by: expert_runner.cc, on the worker loop's thread only.
+// The compute threads of a process: of a CPU worker, and of the GPU worker on the cpu device. Work
+// is a few flat phases; a phase is a number of independent chunks that threads claim one by one
+// (work stealing evens out cores of unequal speed), about three per thread; the phase ends when
+// every chunk is done. The caller is thread 0 and computes too. Threads spin for the next phase
+// while they are to be awake (a window is open) and park on a futex otherwise. Step 7 of the life
+// of a token. Thread: everything here is called by one thread, the one that called Start.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "shared/base/status.h"
+#include "shared/pool/phase_board.h"
 #include "shared/shm/wait_word.h"
 
 namespace lode {
@@ -27,7 +29,7 @@ struct NodePoolOptions {
 class NodePool {
  public:
   static constexpr uint32_t kPoolThreadsMax = 1024;
-  static constexpr uint32_t kChunksMax = 65535;  // 16 bits of the claim word
+  static constexpr uint32_t kChunksMax = PhaseBoard<std::atomic>::kChunksMax;
   static constexpr uint32_t kChunksPerThread =
       3;  // enough to even out speeds, few enough to keep claims rare
 
@@ -60,12 +62,11 @@ class NodePool {
   }
 
  private:
-  using PhaseFn = void (*)(void* context, uint32_t chunk, uint32_t thread);
+  using PhaseFn = PhaseBoard<std::atomic>::Fn;
 
   explicit NodePool(const NodePoolOptions& options) : options_(options) {}
   void RunErased(uint32_t n_chunks, PhaseFn fn, void* context);
   void ThreadMain(uint32_t thread);
-  void TakeChunks(uint32_t thread);
 
   // Const after Start.
   const NodePoolOptions options_;
@@ -74,18 +75,8 @@ class NodePool {
   uint32_t active_count_ = 0;
   uint32_t epoch_ = 0;
 
-  // epoch (32 bits) | number of chunks (16) | next chunk (16). A claim is a compare-and-swap of the
-  // whole word, so a thread that wakes late can never take a chunk of a later phase with the
-  // function of an earlier one.
-  alignas(64) std::atomic<uint64_t> claim_{0};
-  // The phase's function: written by the caller before `claim_` (release), read by threads after it
-  // (acquire). A claim that succeeds proves that the phase was still the same when they were read.
-  std::atomic<PhaseFn> fn_{nullptr};
-  std::atomic<void*> context_{nullptr};
-  alignas(64) std::atomic<uint32_t> finished_{0};  // chunks of the current phase that are done
-  alignas(64) WaitWord phase_{};                   // epoch of the newest phase; writer: the caller
-  alignas(64)
-      WaitWord done_{};  // epoch of the newest finished phase; writer: whoever ends the last chunk
+  PhaseBoard<std::atomic> board_;
+  alignas(64) WaitWord phase_{};  // epoch of the newest phase; writer: the caller
   alignas(64) WaitWord
       active_{};  // threads that take part; inactive threads sleep on this word. Writer: the caller
   std::atomic<bool> awake_{false};

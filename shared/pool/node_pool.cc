@@ -1,6 +1,6 @@
 // See node_pool.h. One futex family for everything: the WaitWords here live in private memory,
 // which a shared futex serves as well.
-#include "cpu_worker/node_pool.h"
+#include "shared/pool/node_pool.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -16,14 +16,6 @@
 
 namespace lode {
 namespace {
-
-constexpr uint64_t Claim(uint32_t epoch, uint32_t count, uint32_t next) {
-  return (static_cast<uint64_t>(epoch) << 32) | (static_cast<uint64_t>(count) << 16) | next;
-}
-constexpr uint32_t ClaimCount(uint64_t claim) {
-  return static_cast<uint32_t>(claim >> 16) & 0xffffu;
-}
-constexpr uint32_t ClaimNext(uint64_t claim) { return static_cast<uint32_t>(claim) & 0xffffu; }
 
 // A phase that does not end for this many sleep slices (a minute) has lost a thread: our own bug.
 // Slices, not time: a process that was stopped by a signal comes back and has used up one.
@@ -115,45 +107,18 @@ void NodePool::RunErased(uint32_t n_chunks, PhaseFn fn, void* context) {
     return;
   }
   const uint32_t epoch = ++epoch_;
-  // Relaxed: no thread holds a valid claim now, and the release of `claim_` below publishes all
-  // three.
-  fn_.store(fn, std::memory_order_relaxed);
-  context_.store(context, std::memory_order_relaxed);
-  finished_.store(0, std::memory_order_relaxed);
-  claim_.store(Claim(epoch, n_chunks, 0),
-               std::memory_order_release);  // pairs with the acquire in TakeChunks
+  board_.Open(epoch, n_chunks, fn, context);
   Publish(phase_, epoch);
-  TakeChunks(0);
-  // Waits for the chunks that others took. Publish(done_) by the last one is the release of
-  // everybody's writes (see TakeChunks).
+  board_.TakeChunks(0);
+  // Waits for the chunks that others took. Acquire: pairs with the publication by whoever ended the
+  // last one, which hands over everybody's writes.
   for (uint32_t slices = 0; slices < kPhaseSlicesMax; ++slices) {
-    const uint64_t seen = done_.value.load(std::memory_order_acquire);
+    const uint64_t seen = board_.done().value.load(std::memory_order_acquire);
     if (static_cast<uint32_t>(seen) == epoch) return;
-    WaitChange(done_, seen, {options_.spin_ns, NowNs() + kWaitSliceNs});
+    WaitChange(board_.done(), seen, {options_.spin_ns, NowNs() + kWaitSliceNs});
   }
   LODE_CHECK(false, "phase {}: {} of {} chunks done after {} slices of {} ms", epoch,
-             finished_.load(), n_chunks, kPhaseSlicesMax, kWaitSliceNs / 1'000'000);
-}
-
-void NodePool::TakeChunks(uint32_t thread) {
-  for (;;) {
-    uint64_t claim = claim_.load(
-        std::memory_order_acquire);  // pairs with the release in RunErased: fn_ and context_
-    if (ClaimNext(claim) >= ClaimCount(claim)) return;
-    const PhaseFn fn =
-        fn_.load(std::memory_order_relaxed);  // may belong to a later phase than `claim`;
-    void* const context =
-        context_.load(std::memory_order_relaxed);  // then the exchange below fails
-    // Relaxed on success would do for the claim itself; acquire keeps the chunk's reads behind it.
-    if (!claim_.compare_exchange_strong(claim, claim + 1, std::memory_order_acquire,
-                                        std::memory_order_relaxed))
-      continue;
-    fn(context, ClaimNext(claim), thread);
-    // acq_rel: gathers the writes of every earlier finisher; the last one hands them to the caller
-    // through done_.
-    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == ClaimCount(claim))
-      Publish(done_, claim >> 32);
-  }
+             board_.finished(), n_chunks, kPhaseSlicesMax, kWaitSliceNs / 1'000'000);
 }
 
 void NodePool::ThreadMain(uint32_t thread) {
@@ -168,7 +133,7 @@ void NodePool::ThreadMain(uint32_t thread) {
     const uint64_t phase = WaitChange(phase_, seen, {spin_ns, NowNs() + kWaitSliceNs});
     if (phase == seen) continue;
     seen = phase;
-    TakeChunks(thread);
+    board_.TakeChunks(thread);
   }
 }
 
