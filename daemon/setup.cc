@@ -1,10 +1,15 @@
 // See daemon/setup.h.
 #include "daemon/setup.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 
+#include "daemon/child_process.h"
+#include "shared/base/log.h"
 #include "shared/base/limits.h"
 
 namespace lode {
@@ -17,14 +22,35 @@ constexpr double kShareQ2 = 0.2, kShareOthers = 0.55;
 // in a power meter.
 constexpr uint32_t kSpinUs = 200;
 
-// A GPU that this build can use. Without the CUDA device compiled in there is none, whatever the
-// machine has.
-bool UsableGpu() {
-#if defined(LODE_HAVE_CUDA)
-  return access("/dev/nvidiactl", R_OK | W_OK) == 0;
-#else
-  return false;
-#endif
+// Opening a card loads the driver and all kernels: seconds on a cold machine.
+constexpr int kProbeMs = 30'000;
+
+// A GPU that this build can use. The daemon never opens a card: the GPU worker's binary does, and
+// says "+card" or "-why not" through the pipe. A build without the cuda device answers as well.
+bool UsableGpu(const std::string& worker_dir) {
+  if (access("/dev/nvidiactl", R_OK | W_OK) != 0) return false;
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return false;
+  Fd in(ends[0]), out(ends[1]);
+  auto child = ChildProcess::Spawn({worker_dir + "/lode-gpu-worker", "--probe"}, out);
+  out.Reset();
+  if (!child.ok()) {
+    spdlog::warn("no GPU is used: {}", Message(child.status()));
+    return false;
+  }
+  std::string answer;
+  char text[512];
+  pollfd entry = {in.get(), POLLIN, 0};
+  for (ssize_t n = 1; n > 0 && poll(&entry, 1, kProbeMs) > 0;) {
+    n = read(in.get(), text, sizeof(text));
+    if (n > 0) answer.append(text, static_cast<size_t>(n));
+  }
+  child->Signal(SIGKILL);
+  while (!child->Reap()) poll(nullptr, 0, 1);
+  const bool usable = answer.starts_with("+");
+  spdlog::info("{}: {}", usable ? "GPU" : "no GPU is used",
+               answer.size() > 1 ? answer.substr(1) : "the GPU worker did not answer in time");
+  return usable;
 }
 
 StatusOr<double> PullShare(const Options& options, const ModelSource& source) {
@@ -48,6 +74,12 @@ struct Threads {
 Threads ChooseAll(const Options& options, const Topology& topology, uint32_t n_workers, bool cuda) {
   Threads threads;
   threads.cpu = ChooseThreads(topology, n_workers, options.cpu_threads);
+  // On cuda one core stays for the thread that launches windows while every pool spins.
+  if (cuda && options.cpu_threads == 0 && threads.cpu.workers[0].threads > 1) {
+    WorkerThreads& first = threads.cpu.workers[0];
+    --first.threads;
+    if (first.cpus.size() > first.threads) first.cpus.resize(first.threads);
+  }
   uint32_t total = 0;
   for (const WorkerThreads& worker : threads.cpu.workers) total += worker.threads;
   if (!cuda) {
@@ -107,7 +139,7 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
                                 const std::string& worker_dir) {
   const ModelConfig& model = source.config();
   LODE_RETURN_IF_ERROR(CheckComputable(source));
-  const bool cuda = options.device == "cuda" || (options.device == "auto" && UsableGpu());
+  const bool cuda = options.device == "cuda" || (options.device == "auto" && UsableGpu(worker_dir));
   const uint32_t n_workers =
       std::min(kCpuWorkersMax, options.cpu_workers ? options.cpu_workers : ChooseWorkers(topology));
   const uint32_t context =
@@ -147,7 +179,9 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
   s.gpu_plan = common;
   s.gpu_plan.threads = threads.device;
   s.gpu_plan.cpus = threads.device_cpus;
+  // Both sides must know: a CPU worker polls a bell that a GPU rings.
   s.gpu_plan.device = cuda ? "cuda" : "cpu";
+  for (LoadPlan& plan : s.cpu_plans) plan.device = s.gpu_plan.device;
   s.gpu_plan.vram_budget_bytes = vram;
 
   SchedulerConfig& c = setup.scheduler;
@@ -164,7 +198,8 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
   LODE_ASSIGN_OR_RETURN(const double share, PullShare(options, source));
   c.tunables.vram_budget_bytes = vram;
   c.tunables.pull_share = static_cast<float>(share);
-  c.tunables.split_policy = static_cast<uint32_t>(SplitPolicy::kFixed);
+  c.tunables.split_policy = static_cast<uint32_t>(
+      options.split_policy == "balanced" ? SplitPolicy::kBalanced : SplitPolicy::kFixed);
   c.tunables.tier_policy = static_cast<uint32_t>(
       options.tier_policy == "static" ? TierPolicy::kStatic : TierPolicy::kDecayedLfu);
   c.facts = {{"device", s.gpu_plan.device},

@@ -17,47 +17,10 @@
 #include "gpu_worker/expert_lanes.h"
 #include "gpu_worker/expert_tier.h"
 #include "gpu_worker/host_pool.h"
+#include "gpu_worker/lane_types.h"
 #include "shared/wire/exchange_layout.h"
 
 namespace lode {
-
-// WindowError::detail of a lane's kAborted outcome; WindowError::layer and worker say where.
-enum class LaneError : uint32_t {
-  kAbortWord = 1,   // the daemon declared the window void
-  kNoProgress = 2,  // the worker's progress word did not move for wait_ns
-  kTooLong = 3,     // it moved, but the job took more than wait_max_ns
-  kPeerTimeout =
-      4,  // the worker itself gave up waiting for another one (WindowError::row holds that worker)
-  kBadJob = 5,  // the worker refused the job: our bug or mixed builds
-};
-const char* LaneErrorText(LaneError error);
-
-struct LanesOptions {
-  uint32_t experts_used = 0;
-  uint32_t generation = 0;  // of this GPU worker; part of every tag
-  bool float_reference = false;
-  uint64_t spin_ns = 0;                // busy polling for an acknowledgement before sleeping
-  uint64_t wait_ns = 200'000'000;      // without a change of the worker's progress word
-  uint64_t wait_max_ns = 500'000'000;  // in all
-};
-
-// What may change at a window border.
-struct LanesWindow {
-  uint64_t window = 0;
-  uint32_t share_256 = 0;
-  bool cpu_lane_down = false;
-  uint32_t cpu_isa[kCpuWorkersMax] = {};
-  uint32_t cpu_threads = 0;
-  const KernelTable* kernels = nullptr;  // of hits and pulls
-};
-
-// Per window; WindowResult and RowResult fields of the same names.
-struct LaneCounts {
-  uint64_t lookups[kLanes] = {};
-  uint64_t bytes[kLanes] = {};
-  uint64_t lane_ns[kLanes] = {};
-  uint32_t row_lookups[kWindowRowsMax][kLanes] = {};
-};
 
 class CpuLanes : public ExpertLanes {
  public:

@@ -207,6 +207,9 @@ void CudaDevice::CombineFrom(const RoutedRow* routed, const float* const* table,
   cuda::CheckLaunches("combination");
 }
 
+const float* CudaDevice::shared_gate() const { return impl_->scratch.shared_inject; }
+void CudaDevice::WillWrite(const float* y) { impl_->Wrote(y); }
+
 void CudaDevice::LaunchExperts(const cuda::ExpertFormats& formats, const cuda::ExpertList* list,
                                const float* x, float* results) {
   Impl& d = *impl_;

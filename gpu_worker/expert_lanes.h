@@ -28,6 +28,10 @@ class ExpertLanes {
   virtual WindowOutcome Finish(uint32_t layer) = 0;
   // Output of the expert at place `order` in row's routing order, [hidden]; valid until Start of layer + 2.
   virtual const float* Result(uint32_t layer, uint32_t row, uint32_t order) const = 0;
+  // y = the layer's experts, combined. False: the lanes leave it to Device::Combine, which asks Result.
+  virtual bool Combine(uint32_t /*layer*/, const RoutedRow* /*routed*/, const float* /*shared*/, float* /*y*/) {
+    return false;
+  }
 };
 
 }  // namespace lode

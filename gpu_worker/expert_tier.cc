@@ -3,11 +3,8 @@
 // after.
 #include "gpu_worker/expert_tier.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 
 #include "shared/base/check.h"
@@ -17,15 +14,25 @@
 namespace lode {
 namespace {
 
-constexpr uint64_t kPageBytes = 4096;
 // A resize waits for the one copy that is running: a few megabytes from RAM to RAM. Longer than
 // this is our bug.
 constexpr uint64_t kCopySecondsMax = 10;
 
+std::vector<uint16_t> SlotCounts(const Placement& placement) {
+  std::vector<uint16_t> counts;
+  for (const std::vector<uint16_t>& ids : placement.resident)
+    counts.push_back(static_cast<uint16_t>(ids.size()));
+  return counts;
+}
+
 }  // namespace
 
-ExpertTier::ExpertTier(const ArenaSet& arenas)
-    : arenas_(arenas), layers_(arenas.layers()), experts_(arenas.experts()), slots_(layers_, 0) {
+ExpertTier::ExpertTier(const ArenaSet& arenas, std::unique_ptr<SlotMemory> memory)
+    : arenas_(arenas),
+      layers_(arenas.layers()),
+      experts_(arenas.experts()),
+      memory_(std::move(memory)),
+      slots_(layers_, 0) {
   const size_t pairs = static_cast<size_t>(layers_) * experts_;
   residency_.assign(pairs, kNotResident);
   states_.assign(pairs, TierState::kAbsent);
@@ -40,55 +47,42 @@ ExpertTier::~ExpertTier() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (uint32_t layer = 0; layer < slabs_.size(); ++layer)
-    munmap(slabs_[layer], arenas_.slot_bytes(layer) * experts_);
 }
 
 StatusOr<std::unique_ptr<ExpertTier>> ExpertTier::Create(const ArenaSet& arenas,
                                                          uint64_t budget_bytes,
                                                          std::span<const RankedExpert> ranking,
-                                                         const ProgressFn& progress) {
-  std::unique_ptr<ExpertTier> tier(new ExpertTier(arenas));
-  LODE_RETURN_IF_ERROR(tier->Reserve());
+                                                         const ProgressFn& progress,
+                                                         std::unique_ptr<SlotMemory> memory) {
+  if (memory == nullptr) {
+    LODE_ASSIGN_OR_RETURN(memory, MakeHostSlots(arenas));
+  }
+  std::unique_ptr<ExpertTier> tier(new ExpertTier(arenas, std::move(memory)));
   tier->order_ = PlacementOrder(ranking, tier->layers_, tier->experts_);
-  tier->budget_bytes_ = budget_bytes;
-  const Placement placement = PlaceExperts(tier->order_, arenas.all_slot_bytes(), budget_bytes);
+  tier->budget_bytes_ = std::min(budget_bytes, tier->memory_->capacity());
+  const Placement placement =
+      PlaceExperts(tier->order_, arenas.all_slot_bytes(), tier->budget_bytes_);
+  tier->memory_->SetSlots(SlotCounts(placement));
   uint64_t done = 0;
   for (uint32_t layer = 0; layer < tier->layers_; ++layer) {
     const std::vector<uint16_t>& ids = placement.resident[layer];
     tier->slots_[layer] = static_cast<uint16_t>(ids.size());
     for (uint16_t slot = 0; slot < ids.size(); ++slot) {
-      arenas.CopyExpert(layer, ids[slot], tier->MutableSlot(layer, slot));
+      tier->memory_->Copy(layer, ids[slot], slot);
       tier->SetResident(static_cast<uint16_t>(layer), ids[slot], slot);
       done += arenas.slot_bytes(layer);
     }
+    tier->memory_->Trim(layer, tier->slots_[layer]);
     if (progress) progress(done, placement.bytes);
   }
   tier->thread_ = std::thread([t = tier.get()] { t->UploadThread(); });
   return tier;
 }
 
-// Address space for every expert of every layer: slots never move, a larger budget needs no new
-// mapping, and only slots in use have pages (a shrink gives them back).
-Status ExpertTier::Reserve() {
-  for (uint32_t layer = 0; layer < layers_; ++layer) {
-    const uint64_t bytes = arenas_.slot_bytes(layer) * experts_;
-    void* slab = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (slab == MAP_FAILED) {
-      return ErrnoStatus(
-          fmt::format("expert tier: reserving {} bytes of address space for layer {}", bytes,
-                      layer),
-          errno);
-    }
-    slabs_.push_back(static_cast<uint8_t*>(slab));
-  }
-  return OkStatus();
-}
-
 void ExpertTier::SetResident(uint16_t layer, uint16_t expert, uint16_t slot) {
   residency_[Index(layer, expert)] = slot;
   states_[Index(layer, expert)] = TierState::kResident;
+  ++table_version_;
   ++resident_experts_;
   resident_bytes_ += arenas_.slot_bytes(layer);
 }
@@ -96,6 +90,7 @@ void ExpertTier::SetResident(uint16_t layer, uint16_t expert, uint16_t slot) {
 void ExpertTier::Evict(uint16_t layer, uint16_t expert) {
   residency_[Index(layer, expert)] = kNotResident;
   states_[Index(layer, expert)] = TierState::kAbsent;
+  ++table_version_;
   --resident_experts_;
   resident_bytes_ -= arenas_.slot_bytes(layer);
 }
@@ -138,6 +133,7 @@ uint64_t ExpertTier::Land() {
 TierStep ExpertTier::Border(TierPolicy policy, uint64_t budget_bytes) {
   TierStep step;
   step.upload_bytes = Land();
+  budget_bytes = std::min(budget_bytes, memory_->capacity());
   if (budget_bytes != budget_bytes_ && Resize(budget_bytes)) budget_bytes_ = budget_bytes;
   if (windows_in_round_ >= params_.round_windows) {
     step.swaps = RunRound(policy);
@@ -208,6 +204,16 @@ bool ExpertTier::Resize(uint64_t budget_bytes) {
   for (size_t i = 0; i < states_.size(); ++i) resident[i] = states_[i] == TierState::kResident;
   const std::vector<ExpertRef> order = ResizeOrder(order_, counts_, resident, experts_);
   const Placement placement = PlaceExperts(order, arenas_.all_slot_bytes(), budget_bytes);
+  if (!memory_->SetSlots(SlotCounts(placement))) {
+    // Slots lie elsewhere now: whoever stays is copied again like a newcomer.
+    for (uint32_t layer = 0; layer < layers_; ++layer) {
+      for (uint32_t e = 0; e < experts_; ++e) {
+        if (residency_[Index(layer, e)] != kNotResident)
+          Evict(static_cast<uint16_t>(layer), static_cast<uint16_t>(e));
+      }
+    }
+  }
+  ++table_version_;
   for (uint32_t layer = 0; layer < layers_; ++layer)
     ResizeLayer(static_cast<uint16_t>(layer), placement.resident[layer]);
   return true;
@@ -237,18 +243,14 @@ void ExpertTier::ResizeLayer(uint16_t layer, const std::vector<uint16_t>& wanted
     uint16_t& slot = residency_[Index(layer, expert)];
     if (slot == kNotResident || slot < slots) continue;
     const uint16_t to = next_free();
-    std::memcpy(MutableSlot(layer, to), MutableSlot(layer, slot), arenas_.slot_bytes(layer));
+    memory_->Move(layer, slot, to);
     slot = to;
   }
   for (const uint16_t expert : wanted) {
     if (residency_[Index(layer, expert)] == kNotResident)
       Queue({layer, expert, next_free(), windows_begun_});
   }
-  // Pages wholly above the last slot go back to the system.
-  const uint64_t used = arenas_.slot_bytes(layer) * slots,
-                 before = arenas_.slot_bytes(layer) * slots_[layer];
-  const uint64_t from = (used + kPageBytes - 1) / kPageBytes * kPageBytes;
-  if (before > from) madvise(slabs_[layer] + from, before - from, MADV_DONTNEED);
+  memory_->Trim(layer, slots);
   slots_[layer] = slots;
 }
 
@@ -270,7 +272,7 @@ void ExpertTier::UploadThread() {
     queue_.pop_front();
     busy_ = true;
     lock.unlock();
-    arenas_.CopyExpert(upload.layer, upload.expert, MutableSlot(upload.layer, upload.slot));
+    memory_->Copy(upload.layer, upload.expert, upload.slot);
     LODE_FAULT("gpu_worker.tier_uploaded");
     lock.lock();
     landed_.push_back(upload);

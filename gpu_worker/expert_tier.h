@@ -1,5 +1,6 @@
-// The VRAM tier: expert slots per layer, which expert sits where, and the copies that change it. On
-// the cpu device VRAM is emulated by anonymous memory of at most `vram_budget_bytes`.
+// The VRAM tier: expert slots per layer, which expert sits where, and the copies that change it.
+// Where slots live and what copies them is a SlotMemory: the copy engine on cuda, anonymous memory
+// of at most `vram_budget_bytes` on the cpu device.
 //
 // Rules (docs/design/expert-tier.md):
 //  - The residency table changes only in Border, between two windows; a window plans every layer
@@ -25,6 +26,7 @@
 
 #include "gpu_worker/arena_set.h"
 #include "gpu_worker/expert_plan.h"
+#include "gpu_worker/slot_memory.h"
 #include "gpu_worker/tier_policy.h"
 #include "shared/base/status.h"
 #include "shared/wire/window_plan.h"
@@ -40,11 +42,12 @@ struct TierStep {
 class ExpertTier {
  public:
   using ProgressFn = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
-  // Reserves address space, places by `ranking` (empty: evenly) under the budget and copies;
-  // REQUIRES all experts complete.
+  // Places by `ranking` (empty: evenly) under the budget and copies; REQUIRES all experts complete.
+  // memory null: host memory.
   static StatusOr<std::unique_ptr<ExpertTier>> Create(const ArenaSet& arenas, uint64_t budget_bytes,
                                                       std::span<const RankedExpert> ranking,
-                                                      const ProgressFn& progress);
+                                                      const ProgressFn& progress,
+                                                      std::unique_ptr<SlotMemory> memory = nullptr);
   ~ExpertTier();
 
   // ---- while a window runs
@@ -53,8 +56,10 @@ class ExpertTier {
     return &residency_[static_cast<size_t>(layer) * experts_];
   }
   const uint8_t* slot(uint32_t layer, uint16_t slot) const {
-    return slabs_[layer] + slot * arenas_.slot_bytes(layer);
+    return memory_->slots(layer) + slot * arenas_.slot_bytes(layer);
   }
+  // Grows with every change of any residency table or slot address.
+  uint64_t table_version() const { return table_version_; }
   // Every routed id of every row adds 1.
   void Count(uint32_t layer, const RoutedRow* rows, uint32_t n_rows, uint32_t experts_used);
 
@@ -87,13 +92,9 @@ class ExpertTier {
     uint16_t layer, expert, slot;
     uint64_t after;  // starts when windows_done_ >= after
   };
-  explicit ExpertTier(const ArenaSet& arenas);
-  Status Reserve();
+  ExpertTier(const ArenaSet& arenas, std::unique_ptr<SlotMemory> memory);
   size_t Index(uint32_t layer, uint32_t expert) const {
     return static_cast<size_t>(layer) * experts_ + expert;
-  }
-  uint8_t* MutableSlot(uint32_t layer, uint16_t slot) {
-    return slabs_[layer] + slot * arenas_.slot_bytes(layer);
   }
   void SetResident(uint16_t layer, uint16_t expert, uint16_t slot);
   void Evict(uint16_t layer, uint16_t expert);
@@ -109,8 +110,7 @@ class ExpertTier {
   const uint32_t layers_, experts_;
   const LfuParams params_;
   std::vector<ExpertRef> order_;  // placement order of the start ranking
-  std::vector<uint8_t*>
-      slabs_;  // [layer] address space for every expert; pages exist for the used slots only
+  const std::unique_ptr<SlotMemory> memory_;
 
   // Worker loop's thread.
   std::vector<uint16_t> slots_;      // [layer] slots in use
@@ -119,6 +119,7 @@ class ExpertTier {
   std::vector<float> counts_;        // [layer][expert], decayed
   std::vector<double> lookups_;      // [layer][expert], since start
   uint64_t budget_bytes_ = 0;
+  uint64_t table_version_ = 0;
   uint64_t windows_begun_ = 0;
   uint32_t windows_in_round_ = 0;
   uint32_t outstanding_ = 0;  // uploads queued and not landed

@@ -1,6 +1,8 @@
 // The model, top to bottom: one window through all layers, one device operation per stage. Steps 5
 // to 9 of the life of a token, without sampling. The file forward.cc is meant to be read beside
-// docs/design/model.md. Thread: the worker loop's. Nothing is allocated after Create.
+// docs/design/model.md. Two ways through the same stages: Run computes a window now, layer by layer
+// (cpu device); Record only enqueues, for a device that replays a captured graph (cuda). Thread: the
+// worker loop's. Nothing is allocated after Create.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +18,13 @@
 
 namespace lode {
 
+// Told when a stage has been computed, or enqueued.
+class StageSink {
+ public:
+  virtual ~StageSink() = default;
+  virtual void Lap(Stage stage) = 0;
+};
+
 class Forward {
  public:
   // All references outlive the object. `ple` is null for models without n-gram layers.
@@ -29,6 +38,16 @@ class Forward {
   // kStages counters to which each stage's time is added.
   WindowOutcome Run(const StepParams& params, ExpertLanes& lanes, uint64_t* stage_ns);
 
+  // Enqueues the stages of any window of n_rows rows and waits for nothing; whatever fails is found
+  // by the device itself. A window must be staged with BeginWindow and LoadNgrams before it replays.
+  // n_rows 0: a flush. `sink` may be null.
+  void Record(uint32_t n_rows, ExpertLanes& lanes, StageSink* sink);
+  // Reads the n-gram rows of a window and uploads them: before a recorded window, which has no host
+  // to wait for the disk.
+  Status LoadNgrams(const StepParams& params);
+  // The window of `params` ended well: the next plan may accept its rows. Run does this itself.
+  void WindowDone(const StepParams& params) { state_.WindowDone(params); }
+
   // Of the last window, device pointers. Rows without needs_logits are not written.
   const float* logits(uint32_t row) const {
     return logits_ + static_cast<size_t>(row) * config_.vocab;
@@ -39,19 +58,25 @@ class Forward {
   // The residual streams behind the last layer, [row][streams * hidden]: what the drafter starts
   // from.
   const float* wide() const { return wide_; }
+  // [layers][kWindowRowsMax], contiguous.
+  const RoutedRow* routed_all() const { return routed_; }
 
  private:
-  class StageClock;
-
   Forward(const ModelConfig& config, const ModelWeights& weights, Device& device,
           SequenceState& state, PleReader* ple)
       : config_(config), weights_(weights), device_(device), state_(state), ple_(ple) {}
-  WindowOutcome Layer(uint32_t layer, const StepParams& params, ExpertLanes& lanes,
-                      StageClock& clock);
-  WindowOutcome AddNgrams(uint32_t layer, const StepParams& params);
-  void Mix(uint32_t layer, StageClock& clock);
-  WindowOutcome Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes, StageClock& clock);
+  // A null params: recording.
+  WindowOutcome Rows(uint32_t n_rows, const StepParams* params, ExpertLanes& lanes,
+                     StageSink* sink);
+  WindowOutcome Layer(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes, StageSink* sink);
+  WindowOutcome AddNgrams(uint32_t layer, uint32_t n_rows);
+  void Mix(uint32_t layer, StageSink* sink);
+  WindowOutcome Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes, StageSink* sink);
+  void FoldAll();
   void StartNgramRead(const StepParams& params);
+  // What the device has noticed so far; a recording learns it when it replays.
+  WindowOutcome Noticed() { return recording_ ? WindowOutcome{} : device_.Outcome(); }
+  uint8_t* NgramRows(uint32_t index) const { return ple_rows_ + index * ple_stride_; }
 
   const ModelConfig config_;
   const ModelWeights& weights_;
@@ -67,8 +92,10 @@ class Forward {
   float* shared_ = nullptr;  // [row][hidden]: the shared expert
   float* logits_ = nullptr;  // [row][vocab]
   RoutedRow* routed_ = nullptr;    // [layer][kWindowRowsMax]
-  uint8_t* ple_rows_ = nullptr;    // [row][heads][row bytes] of one n-gram layer
+  uint8_t* ple_rows_ = nullptr;    // [n-gram layer][row][heads][row bytes]
+  size_t ple_stride_ = 0;          // bytes of one n-gram layer's rows
   std::vector<int32_t> contexts_;  // host, [row][ngram_size]
+  bool recording_ = false;
 };
 
 }  // namespace lode

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <thread>
 
+#include "gpu_worker/cpu_engine.h"
 #include "shared/base/fault.h"
 #include "shared/wire/segment_headers.h"
 
@@ -49,17 +50,19 @@ GpuWorker::~GpuWorker() = default;
 StatusOr<ReadyReport> GpuWorker::Load(const LoadPlan& plan, GpuSegments segments,
                                       const ProgressFn& progress, const std::atomic<bool>& stop) {
   stop_ = &stop;
-  if (plan.device != "cpu") {
-    return InvalidArgument("device '{}' is not in this build; set device = \"cpu\"", plan.device);
+  if (plan.device != "cpu" && plan.device != "cuda") {
+    return InvalidArgument("device '{}' is unknown; cpu and cuda are known", plan.device);
   }
   if (!FloatEnvironmentIsCanonical()) {
     return FailedPrecondition(
         "the floating-point environment was changed (flush to zero or rounding mode)");
   }
   LODE_RETURN_IF_ERROR(OpenModel(plan));
+  LODE_RETURN_IF_ERROR(MakeDevice(plan));
   LODE_RETURN_IF_ERROR(AttachSegments(plan, std::move(segments)));
   LODE_RETURN_IF_ERROR(BuildDevice(plan, progress));
   LODE_RETURN_IF_ERROR(WaitForArenas(progress));
+  LODE_RETURN_IF_ERROR(BuildEngine(plan));
   LODE_RETURN_IF_ERROR(FillTier(plan, progress));
   BuildLoop(plan);
   return Report(plan);
@@ -93,12 +96,16 @@ Status GpuWorker::AttachSegments(const LoadPlan& plan, GpuSegments segments) {
   if (segments.arenas.size() != plan.n_nodes) {
     return InvalidArgument("{} arenas for {} CPU workers", segments.arenas.size(), plan.n_nodes);
   }
+  // Nobody here writes an arena; some drivers register only what could be written.
+  const Segment::Access arena_access = cuda_ != nullptr && !cuda_->registers_read_only()
+                                           ? Segment::Access::kReadWrite
+                                           : Segment::Access::kReadOnly;
   std::vector<const uint8_t*> data;
   for (uint32_t node = 0; node < plan.n_nodes; ++node) {
     LODE_ASSIGN_OR_RETURN(ArenaLayout layout, ComputeArenaLayout(*source_, node, plan.n_nodes));
     LODE_ASSIGN_OR_RETURN(std::unique_ptr<Segment> arena,
                           Segment::Attach(std::move(segments.arenas[node]), "arena", layout.bytes,
-                                          Segment::Access::kReadOnly));
+                                          arena_access));
     data.push_back(arena->data());
     arena_segments_.push_back(std::move(arena));
     layouts_.push_back(std::move(layout));
@@ -107,8 +114,14 @@ Status GpuWorker::AttachSegments(const LoadPlan& plan, GpuSegments segments) {
   return OkStatus();
 }
 
-Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) {
+// First of all, so that a machine without the device refuses before it reads anything.
+Status GpuWorker::MakeDevice(const LoadPlan& plan) {
   const ModelConfig& config = source_->config();
+  if (plan.device == "cuda") {
+    LODE_ASSIGN_OR_RETURN(cuda_, MakeCudaStack(*source_, plan, generation_));
+    device_ = &cuda_->device();
+    return OkStatus();
+  }
   CpuDeviceOptions device;
   device.threads = std::max(1u, plan.threads);
   if (plan.cpus.size() == device.threads) device.cpus = plan.cpus;
@@ -117,7 +130,13 @@ Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) 
   device.isa = plan.isa;
   device.float_reference = plan.float_reference;
   device.context = plan.context;
-  LODE_ASSIGN_OR_RETURN(device_, CpuDevice::Create(config, device));
+  LODE_ASSIGN_OR_RETURN(cpu_device_, CpuDevice::Create(config, device));
+  device_ = cpu_device_.get();
+  return OkStatus();
+}
+
+Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) {
+  const ModelConfig& config = source_->config();
   const auto dense = [&](uint64_t done, uint64_t total) {
     if (progress) progress("read dense weights", done, total);
   };
@@ -168,32 +187,49 @@ Status GpuWorker::FillTier(const LoadPlan& plan, const ProgressFn& progress) {
   const auto fill = [&](uint64_t done, uint64_t total) {
     if (progress) progress("fill slots", done, total);
   };
-  LODE_ASSIGN_OR_RETURN(tier_, ExpertTier::Create(*arenas_, plan.vram_budget_bytes, ranking, fill));
-  return stop_->load() ? Stopped() : OkStatus();
-}
-
-void GpuWorker::BuildLoop(const LoadPlan& plan) {
-  const ModelConfig& config = source_->config();
+  std::unique_ptr<SlotMemory> memory;  // null: the host's
+  if (cuda_ != nullptr) {
+    LODE_ASSIGN_OR_RETURN(memory, cuda_->MakeSlots(*arenas_, plan.vram_budget_bytes));
+  }
+  LODE_ASSIGN_OR_RETURN(tier_, ExpertTier::Create(*arenas_, plan.vram_budget_bytes, ranking, fill,
+                                                  std::move(memory)));
+  if (cuda_ != nullptr) {
+    LODE_RETURN_IF_ERROR(cuda_->Attach(tier_.get()));
+    return stop_->load() ? Stopped() : OkStatus();
+  }
+  // The cpu device's lanes take the tier as it is.
   LanesOptions lanes;
-  lanes.experts_used = config.experts_used;
+  lanes.experts_used = source_->config().experts_used;
   lanes.generation = generation_;
   lanes.float_reference = plan.float_reference;
   lanes.spin_ns = plan.spin_us * kNsPerUs;
   if (plan.wait_ms > 0) lanes.wait_ns = plan.wait_ms * kNsPerMs;
   if (plan.wait_max_ms > 0) lanes.wait_max_ns = plan.wait_max_ms * kNsPerMs;
-  lanes_ =
-      std::make_unique<CpuLanes>(lanes, *arenas_, tier_.get(), exchange_->data(), &device_->pool());
+  lanes_ = std::make_unique<CpuLanes>(lanes, *arenas_, tier_.get(), exchange_->data(),
+                                      &cpu_device_->pool());
+  engine_ = std::make_unique<CpuEngine>(*cpu_device_, *forward_, *lanes_);
+  return stop_->load() ? Stopped() : OkStatus();
+}
 
+// The cuda device's engine comes before the tier: after it, what VRAM is left is known.
+Status GpuWorker::BuildEngine(const LoadPlan&) {
+  if (cuda_ == nullptr) return OkStatus();
+  std::vector<Segment*> arenas;
+  for (const auto& segment : arena_segments_) arenas.push_back(segment.get());
+  LODE_ASSIGN_OR_RETURN(engine_, cuda_->MakeEngine(*forward_, *arenas_, *exchange_, arenas));
+  return stop_->load() ? Stopped() : OkStatus();
+}
+
+void GpuWorker::BuildLoop(const LoadPlan& plan) {
+  const ModelConfig& config = source_->config();
   GpuLoopOptions loop;
   loop.limits = {generation_,  index_,         config.vocab,
                  plan.context, plan.kv_blocks, plan.sequence_slots};
   loop.spin_ns = plan.spin_us * kNsPerUs;
   GpuLoopParts parts = {&config,
-                        device_.get(),
+                        engine_.get(),
                         state_.get(),
-                        forward_.get(),
                         tier_.get(),
-                        lanes_.get(),
                         exchange_->As<ExchangeHeader>(),
                         window_->As<WindowSegment>()};
   std::lock_guard<std::mutex> lock(mutex_);
@@ -206,10 +242,15 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   for (const DeviceAllocation& a : device_->allocations()) device_bytes += a.bytes;
   report.memory_bytes = device_bytes + tier_->slot_bytes_total();
   report.facts["device"] = plan.device;
-  report.facts["isa"] = device_->kernels().name;
-  report.facts["threads"] = std::to_string(device_->pool().threads());
-  report.facts["pinned"] = plan.cpus.size() == device_->pool().threads() ? "yes" : "no";
-  report.facts["locked"] = device_->memory_locked() ? "yes" : "no";
+  // On cuda the host computes nothing of the model; the table only has to exist here.
+  const char* isa = cpu_device_ ? cpu_device_->kernels().name
+                                : FindKernelTable(plan.isa.c_str(), nullptr)->name;
+  const uint32_t threads = cpu_device_ ? cpu_device_->pool().threads() : cuda_->host_threads();
+  report.facts["isa"] = isa;
+  report.facts["threads"] = std::to_string(threads);
+  const bool pinned = cpu_device_ && plan.cpus.size() == threads;
+  report.facts["pinned"] = pinned ? "yes" : "no";
+  report.facts["locked"] = cpu_device_ && cpu_device_->memory_locked() ? "yes" : "no";
   report.facts["dense_bytes"] = std::to_string(weights_.bytes);
   report.facts["device_bytes"] = std::to_string(device_bytes);
   report.facts["slot_bytes"] = std::to_string(tier_->slot_bytes_total());
@@ -219,8 +260,8 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
       "device {}: {} MiB in all ({} MiB dense weights, {} MiB expert slots with {} of {} experts); "
       "isa {}, {} threads, kv {}",
       plan.device, report.memory_bytes >> 20, weights_.bytes >> 20, tier_->slot_bytes_total() >> 20,
-      tier_->resident_experts(), arenas_->complete_all(), device_->kernels().name,
-      device_->pool().threads(), plan.kv_type);
+      tier_->resident_experts(), arenas_->complete_all(), isa, threads, plan.kv_type);
+  if (cuda_ != nullptr) cuda_->AddFacts(&report.facts);
   return report;
 }
 

@@ -13,6 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "gpu_worker/cpu_device.h"
+#include "gpu_worker/cpu_lanes.h"
+#include "gpu_worker/cuda_stack.h"
+#include "gpu_worker/forward.h"
 #include "gpu_worker/worker_loop.h"
 #include "shared/base/fd.h"
 #include "shared/control/load_plan.h"
@@ -49,9 +53,11 @@ class GpuWorker {
  private:
   Status OpenModel(const LoadPlan& plan);
   Status AttachSegments(const LoadPlan& plan, GpuSegments segments);
+  Status MakeDevice(const LoadPlan& plan);
   Status BuildDevice(const LoadPlan& plan, const ProgressFn& progress);
   Status WaitForArenas(const ProgressFn& progress);
   Status FillTier(const LoadPlan& plan, const ProgressFn& progress);
+  Status BuildEngine(const LoadPlan& plan);
   void BuildLoop(const LoadPlan& plan);
   ReadyReport Report(const LoadPlan& plan) const;
 
@@ -64,13 +70,16 @@ class GpuWorker {
   std::vector<std::unique_ptr<Segment>> arena_segments_;
   std::vector<ArenaLayout> layouts_;
   std::unique_ptr<ArenaSet> arenas_;
-  std::unique_ptr<CpuDevice> device_;
+  std::unique_ptr<CpuDevice> cpu_device_;  // one of the two is there
+  std::unique_ptr<CudaStack> cuda_;
+  Device* device_ = nullptr;
   ModelWeights weights_;
   std::unique_ptr<SequenceState> state_;
   std::unique_ptr<PleReader> ple_;
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<ExpertTier> tier_;
-  std::unique_ptr<CpuLanes> lanes_;
+  std::unique_ptr<CpuLanes> lanes_;  // cpu device only
+  std::unique_ptr<WindowEngine> engine_;
   mutable std::mutex mutex_;  // guards the pointer: statistics may be asked for while loading
   std::unique_ptr<GpuWorkerLoop> loop_;
 };

@@ -2,6 +2,10 @@
 // slots and sequence state, and runs the windows that the daemon plans. The process's life is
 // common to all workers (shared/control/worker_main.h); this file says what is the GPU worker's
 // own.
+#include <cstdio>
+#include <string_view>
+
+#include "gpu_worker/cuda_stack.h"
 #include "gpu_worker/gpu_worker.h"
 #include "shared/base/fault.h"
 #include "shared/control/worker_main.h"
@@ -38,9 +42,18 @@ class GpuBody : public lode::WorkerBody {
   lode::GpuWorker worker_;
 };
 
+// "lode-gpu-worker --probe": one line about the card on the channel, "+..." or "-why not".
+int Probe() {
+  constexpr int kChannel = 3;  // ChildProcess::kChannelFd of the daemon
+  const lode::StatusOr<std::string> card = lode::ProbeCuda(0);
+  dprintf(kChannel, "%s", (card.ok() ? "+" + *card : "-" + lode::Message(card.status())).c_str());
+  return card.ok() ? 0 : lode::kExitFailed;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--probe") return Probe();
   return lode::RunWorker(argc, argv,
                          {"lode-gpu-worker", lode::WorkerRole::kGpu, [](const auto& identity) {
                             return std::make_unique<GpuBody>(identity);

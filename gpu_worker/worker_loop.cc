@@ -129,14 +129,8 @@ WindowOutcome GpuWorkerLoop::ApplyTunables(const Tunables& tunables) {
     spdlog::error("tunables name an instruction set that this machine cannot run");
     return BadPlan(PlanError::kTunables, 0);
   }
-  if (tunables.split_policy == static_cast<uint32_t>(SplitPolicy::kBalanced)) {
-    spdlog::warn(
-        "split policy 'balanced' is not there on the cpu device; the fixed pull share {} is used",
-        tunables.pull_share);
-  }
-  parts_.device->SetKernels(table);
-  parts_.device->pool().SetActive(tunables.device_threads);
-  lanes_window_.kernels = table;
+  parts_.engine->ApplyTunables(tunables, table);
+  lanes_window_.split = static_cast<SplitPolicy>(tunables.split_policy);
   lanes_window_.share_256 = static_cast<uint32_t>(std::lround(tunables.pull_share * kShareOne));
   std::memcpy(lanes_window_.cpu_isa, tunables.cpu_isa, sizeof(lanes_window_.cpu_isa));
   lanes_window_.cpu_threads = tunables.cpu_threads;
@@ -149,7 +143,7 @@ WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& p
                                      const uint32_t* row_of, WindowResult* result) {
   uint64_t* stage_ns = plan.flags & kTimeStages ? result->stage_ns : nullptr;
   // A flush touches no expert: no border, no bell.
-  if (params.n_rows == 0) return parts_.forward->Run(params, *parts_.lanes, stage_ns);
+  if (params.n_rows == 0) return parts_.engine->Fold(params, stage_ns);
 
   // The tier's tables change here and nowhere else. After this line no slot is given to another
   // expert until the next window.
@@ -160,19 +154,11 @@ WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& p
 
   lanes_window_.window = plan.window;
   lanes_window_.cpu_lane_down = (plan.flags & kCpuLaneDown) != 0;
-  parts_.lanes->BeginWindow(lanes_window_);
   const uint32_t replaced = replaced_.exchange(0, std::memory_order_acquire);
   for (uint32_t w = 0; w < kCpuWorkersMax; ++w) {
-    if (replaced >> w & 1) parts_.lanes->WorkerReplaced(w);
+    if (replaced >> w & 1) parts_.engine->WorkerReplaced(w);
   }
-  WindowOutcome outcome;
-  if (parts_.lanes->Aborted()) {
-    outcome.status = WindowStatus::kAborted;
-    outcome.error.detail = static_cast<uint32_t>(LaneError::kAbortWord);
-  } else {
-    outcome = parts_.forward->Run(params, *parts_.lanes, stage_ns);
-  }
-  parts_.lanes->EndWindow();
+  const WindowOutcome outcome = parts_.engine->Run(params, lanes_window_, stage_ns);
   parts_.tier->WindowDone();
 
   FillCounts(params, row_of, result);
@@ -183,19 +169,12 @@ WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& p
     if (plan.flags & kTraceRouting) WriteTrace(plan, params, row_of);
     if (stage_ns != nullptr) stage_ns[static_cast<uint32_t>(Stage::kSample)] += NowNs() - begin;
   }
-  if (stage_ns !=
-      nullptr) {  // the forward pass times hits and pulls together; the lanes know them apart
-    const uint64_t pull = std::min(result->lane_ns[static_cast<uint32_t>(Lane::kPull)],
-                                   stage_ns[static_cast<uint32_t>(Stage::kHit)]);
-    stage_ns[static_cast<uint32_t>(Stage::kPull)] += pull;
-    stage_ns[static_cast<uint32_t>(Stage::kHit)] -= pull;
-  }
   return outcome;
 }
 
 void GpuWorkerLoop::FillRows(const WindowPlan& plan, const StepParams& params,
                              const uint32_t* row_of, WindowResult* result) {
-  ParallelFor(parts_.device->pool(), params.n_rows, [&](uint32_t step_row) {
+  ParallelFor(parts_.engine->pool(), params.n_rows, [&](uint32_t step_row) {
     const uint32_t plan_row = row_of[step_row];
     if (plan.rows[plan_row].needs_logits)
       FillRow(plan, plan_row, step_row, &scratch_[step_row], &result->rows[plan_row]);
@@ -205,7 +184,7 @@ void GpuWorkerLoop::FillRows(const WindowPlan& plan, const StepParams& params,
 void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t step_row,
                             SamplerScratch* scratch, RowResult* out) {
   const RowPlan& row = plan.rows[plan_row];
-  const std::span<const float> logits(parts_.forward->logits(step_row), parts_.config->vocab);
+  const std::span<const float> logits(parts_.engine->logits(step_row), parts_.config->vocab);
   out->argmax = ArgmaxLogit(logits);
   if (row.pick) {
     // Drafts up to and including this row's own token count like committed tokens; rows before are
@@ -224,7 +203,12 @@ void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t 
     in.draft_tokens = {drafts, n_drafts};
     in.position = row.position + 1;
     in.sampling = &plan.seqs[row.seq_index].sampling;
-    out->token = PickToken(in, scratch);
+    // Nothing changes the logits and nothing is drawn: the pick is the argmax.
+    const SamplingPlan& q = *in.sampling;
+    const bool plain = q.temperature == 0.0f && in.mask == nullptr && in.bias.empty() &&
+                       q.repetition_penalty == 1.0f && q.presence_penalty == 0.0f &&
+                       q.frequency_penalty == 0.0f;
+    out->token = plain ? out->argmax : PickToken(in, scratch);
   }
   if (row.pick || row.target >= 0) {
     const LogNormalizer norm = Normalize(logits);
@@ -241,7 +225,7 @@ void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t 
 
 void GpuWorkerLoop::FillCounts(const StepParams& params, const uint32_t* row_of,
                                WindowResult* result) const {
-  const LaneCounts& counts = parts_.lanes->counts();
+  const LaneCounts& counts = parts_.engine->counts();
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     result->lookups[lane] = counts.lookups[lane];
     result->bytes[lane] = counts.bytes[lane];
@@ -257,7 +241,7 @@ void GpuWorkerLoop::WriteTrace(const WindowPlan& plan, const StepParams& params,
   const uint32_t used = parts_.config->experts_used;
   for (uint32_t r = 0; r < params.n_rows; ++r) {
     for (uint32_t layer = 0; layer < parts_.config->layers; ++layer) {
-      std::memcpy(trace.ids[row_of[r]][layer], parts_.forward->routed(layer, r).ids,
+      std::memcpy(trace.ids[row_of[r]][layer], parts_.engine->routed(layer, r).ids,
                   used * sizeof(uint16_t));
     }
   }
@@ -275,6 +259,7 @@ std::map<std::string, double> GpuWorkerLoop::Statistics() const {
     values[kNames[i]] = static_cast<double>(windows_by_status_[i].load());
   values["resident_experts"] = static_cast<double>(resident_experts_.load());
   values["resident_bytes"] = static_cast<double>(resident_bytes_.load());
+  parts_.engine->AddStatistics(&values);
   return values;
 }
 

@@ -16,12 +16,12 @@
 #include <string>
 #include <vector>
 
-#include "gpu_worker/cpu_device.h"
-#include "gpu_worker/cpu_lanes.h"
 #include "gpu_worker/expert_tier.h"
-#include "gpu_worker/forward.h"
 #include "gpu_worker/plan_check.h"
 #include "gpu_worker/sampler.h"
+#include "gpu_worker/sequence_state.h"
+#include "gpu_worker/window_engine.h"
+#include "shared/wire/exchange_layout.h"
 #include "shared/wire/window_segment.h"
 
 namespace lode {
@@ -34,11 +34,9 @@ struct GpuLoopOptions {
 // What the loop drives; all outlive it.
 struct GpuLoopParts {
   const ModelConfig* config;
-  CpuDevice* device;
+  WindowEngine* engine;
   SequenceState* state;
-  Forward* forward;
   ExpertTier* tier;
-  CpuLanes* lanes;
   ExchangeHeader* exchange;
   WindowSegment* window;
 };

@@ -51,7 +51,7 @@ const std::vector<ChoiceRow>& Choices() {
       {"kv_type", {"q8", "f16", "f32"}},
       {"device", {"auto", "cpu", "cuda"}},
       {"isa", {"auto", "scalar", "avx2", "avx512"}},
-      {"split_policy", {"fixed"}},
+      {"split_policy", {"fixed", "balanced"}},
       {"tier_policy", {"static", "decayed_lfu"}},
       {"huge_pages", {"none", "transparent", "hugetlb"}},
       {"log_level", {"trace", "debug", "info", "warn", "error"}},

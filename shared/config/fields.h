@@ -17,12 +17,12 @@ namespace lode {
   X(model, float_reference, bool, false, 0, 0, true, "unquantised activations, cpu device only: slow, for comparisons")  \
   X(device, device, std::string, "auto", 0, 0, true, "cpu, cuda or auto (cuda when a usable GPU is found)")              \
   X(device, device_threads, uint32_t, 0, 0, 256, true, "threads of the cpu device; 0 = chosen from the cores")           \
-  X(device, vram_budget, uint64_t, 0, 0, 1ull << 50, false, "bytes for expert slots; 0 = chosen: half of the experts on the cpu device") \
+  X(device, vram_budget, uint64_t, 0, 0, 1ull << 50, false, "cpu: bytes for expert slots, 0 = half of the experts; cuda: device memory in all, 0 = what is free") \
   X(device, isa, std::string, "auto", 0, 0, false, "kernel table: auto, scalar, avx2, avx512")                           \
   X(experts, cpu_workers, uint32_t, 0, 0, 16, true, "CPU expert workers; 0 = one per NUMA node")                         \
   X(experts, cpu_threads, uint32_t, 0, 0, 256, true, "threads of each CPU worker; 0 = chosen from cores and cpuset; a CPU quota is never exceeded") \
   X(experts, pull_share, double, -1, -1, 1, false, "share of misses pulled over PCIe by policy fixed; -1 = by pack")     \
-  X(experts, split_policy, std::string, "fixed", 0, 0, false, "lane split: fixed")                                       \
+  X(experts, split_policy, std::string, "fixed", 0, 0, false, "lane split: fixed, or balanced (cuda: by the lanes' learned costs)")                                       \
   X(experts, tier_policy, std::string, "decayed_lfu", 0, 0, false, "VRAM tier: static or decayed_lfu")                   \
   X(experts, profile, std::string, "", 0, 0, true, "expert ranking file; empty = spread evenly over layers")             \
   X(experts, lock_memory, bool, true, 0, 0, true, "mlock the expert arenas and the memory of the cpu device (a warning names memlock when it is too small)") \

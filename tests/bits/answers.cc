@@ -8,12 +8,13 @@
 
 #include "daemon/sequence.h"
 #include "gpu_worker/sampler.h"
+#include "tests/support/places.h"
 
 namespace lode {
 namespace {
 
 const BitsModel kModels[] = {
-    {"demo", LODE_SOURCE_DIR "/tests/models/demo-q4-with-mtp.gguf",
+    {"demo", TestSources() + "/tests/models/demo-q4-with-mtp.gguf",
      "def read_lines(path):\n    \"\"\"Return the lines of a text file.\"\"\"\n    with", 12,
      false},
     {"synth", "synth:layers=4,experts=32,pack=q2_0,vocab=2048", "Lode", 3, true},

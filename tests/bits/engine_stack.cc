@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "shared/shm/wait_word.h"
+#include "tests/support/places.h"
 
 namespace lode {
 namespace {
@@ -28,7 +29,7 @@ StatusOr<std::unique_ptr<EngineStack>> EngineStack::Start(const ModelSource& sou
   stack->folder_ = folder;
   Options o;
   o.model = source.description();
-  o.device = "cpu";
+  o.device = TestDevice();
   o.cpu_workers = options.cpu_workers;
   o.cpu_threads = options.threads;
   o.device_threads = options.threads;
@@ -40,7 +41,7 @@ StatusOr<std::unique_ptr<EngineStack>> EngineStack::Start(const ModelSource& sou
   o.wait_max_ms = kWaitMaxMs;
   LODE_ASSIGN_OR_RETURN(const Topology topology, ReadTopology(TopologyOptions::FromEnvironment()));
   LODE_ASSIGN_OR_RETURN(EngineSetup setup, MakeSetup(o, source, topology, folder + "/workers.sock",
-                                                     LODE_BINARY_DIR "/bin"));
+                                                     TestBinaries()));
   LODE_ASSIGN_OR_RETURN(stack->supervisor_, Supervisor::Create(std::move(setup.supervisor)));
   stack->scheduler_ =
       std::make_unique<Scheduler>(std::move(setup.scheduler), stack->supervisor_.get(), &tokenizer);

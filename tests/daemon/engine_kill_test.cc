@@ -7,6 +7,7 @@
 #include "shared/base/check.h"
 #include "shared/shm/wait_word.h"
 #include "tests/daemon/tokenizer_fixture.h"
+#include "tests/support/places.h"
 
 namespace lode {
 namespace {
@@ -23,8 +24,8 @@ class EngineKillTest : public testing::Test {
  protected:
   void Start(uint32_t cpu_workers) {
     Options options;
-    options.model = LODE_SOURCE_DIR "/tests/models/demo-q4-with-mtp.gguf";
-    options.device = "cpu";
+    options.model = TestSources() + "/tests/models/demo-q4-with-mtp.gguf";
+    options.device = TestDevice();
     options.cpu_workers = cpu_workers;
     options.cpu_threads = 1;
     options.device_threads = 1;
@@ -37,7 +38,7 @@ class EngineKillTest : public testing::Test {
     Topology topology;
     topology.nodes.push_back({0, {0}, 0});
     const std::string socket = testing::TempDir() + "/lode-eng-" + std::to_string(getpid());
-    auto setup = MakeSetup(options, DemoModel(), topology, socket, LODE_BINARY_DIR "/bin");
+    auto setup = MakeSetup(options, DemoModel(), topology, socket, TestBinaries());
     ASSERT_TRUE(setup.ok()) << setup.status();
     auto supervisor = Supervisor::Create(setup->supervisor);
     ASSERT_TRUE(supervisor.ok()) << supervisor.status();

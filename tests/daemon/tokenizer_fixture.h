@@ -14,12 +14,13 @@
 #include "daemon/utf8.h"
 #include "nlohmann/json.hpp"
 #include "shared/base/check.h"
+#include "tests/support/places.h"
 
 namespace lode {
 
 inline const ModelSource& DemoModel() {
   static const std::unique_ptr<ModelSource> source = [] {
-    auto opened = ModelSource::Open(LODE_SOURCE_DIR "/tests/models/demo-q4-with-mtp.gguf");
+    auto opened = ModelSource::Open(TestSources() + "/tests/models/demo-q4-with-mtp.gguf");
     LODE_CHECK(opened.ok(), "{}", Message(opened.status()));
     return std::move(*opened);
   }();
@@ -38,7 +39,7 @@ inline const Tokenizer& DemoTokenizer() {
 }
 
 inline nlohmann::json Golden(const std::string& name) {
-  std::ifstream in(LODE_SOURCE_DIR "/tests/models/golden/master/" + name);
+  std::ifstream in(TestSources() + "/tests/models/golden/master/" + name);
   LODE_CHECK(in.good(), "golden file {} is missing", name);
   return nlohmann::json::parse(in);
 }

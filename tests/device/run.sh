@@ -3,6 +3,8 @@
 # Usage: tests/device/run.sh OUTDIR, from anywhere, on a machine with an NVIDIA GPU (sm_90) and nvcc.
 #        tests/device/run.sh --build DIR: only builds the two binaries into DIR, needs no GPU.
 #   LODE_TERM_ORDER_BIN   folder with ready-made binaries term_order and term_order_nofma; used if they start here
+#   LODE_BUNDLE           an unpacked bundle: its engine is tested first (tests/device/engine.sh)
+#   LODE_ONLY_ENGINE      not empty: nothing but that
 #   LODE_HOST_BENCH       host kernel benchmark to run as well (it gets OUTDIR as its argument)
 # A section that fails, hangs (60 s) or faults does not stop the others. Results: OUTDIR/term_order.json, OUTDIR/term_order.log.
 # Exit status: 0 when every section passed.
@@ -35,6 +37,11 @@ if [ "$out" = --build ]; then
   exit
 fi
 mkdir -p "$out"
+failed=0
+if [ -n "${LODE_BUNDLE:-}" ]; then
+  "$root/tests/device/engine.sh" "$out" "$LODE_BUNDLE" || failed=1
+  [ -z "${LODE_ONLY_ENGINE:-}" ] || exit $failed
+fi
 log=$out/term_order.log
 : >"$log"
 starts() { "$1/term_order" --version >/dev/null 2>&1 && "$1/term_order_nofma" --version >/dev/null 2>&1; }
@@ -49,7 +56,6 @@ else
 fi
 echo "build: $(($(date +%s) - began)) s" | tee -a "$log"
 
-failed=0
 # section LABEL BINARY NAME [--bits]: results into $work/LABEL.json and .table
 section() {
   local label=$1 binary=$2 name=$3 folder=$work/$1.d

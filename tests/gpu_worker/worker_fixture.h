@@ -35,8 +35,9 @@ class Workers {
  public:
   // wait_ms: patience with peers, see LoadPlan; long by default, since a busy build machine must
   // not fail a test.
+  // device: of the GPU worker; a cuda device wakes nobody, so workers poll.
   Workers(const std::string& model, uint32_t n, bool float_reference = false,
-          uint32_t wait_ms = 20'000) {
+          uint32_t wait_ms = 20'000, const std::string& device = "cpu") {
     auto source = ModelSource::Open(model);
     EXPECT_TRUE(source.ok()) << source.status();
     source_ = std::move(*source);
@@ -50,6 +51,7 @@ class Workers {
     plan_.identity = source_->identity();
     plan_.n_nodes = n;
     plan_.threads = 1;
+    plan_.device = device;
     plan_.isa = "auto";
     plan_.wait_ms = wait_ms;
     plan_.wait_max_ms = 2 * wait_ms;

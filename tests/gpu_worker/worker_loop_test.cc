@@ -1,28 +1,39 @@
 // A whole GPU worker in process, with real CPU workers and rings: load, plans in, results out. Same
-// picks and logits whatever the tunables; drafts judged right; bad plans refused; void windows
-// leave nothing behind; picks agree with the sampler on the same logits.
+// picks and logits as the in-process engine, whatever the tunables; drafts judged right; bad plans
+// refused; void windows leave nothing behind; a worker's death ends in pulls. Compiled for the cpu
+// device and, with LODE_TEST_DEVICE = "cuda", for the emulated card and for a real one.
 #include "gpu_worker/worker_loop.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <functional>
+#include <string_view>
 
 #include "gpu_worker/gpu_worker.h"
+#include "gpu_worker/local_engine.h"
 #include "tests/gpu_worker/worker_fixture.h"
 
 namespace lode {
 namespace {
 
+#if !defined(LODE_TEST_DEVICE)
+#define LODE_TEST_DEVICE "cpu"
+#endif
+const bool kCuda = std::string_view(LODE_TEST_DEVICE) == "cuda";
+
 constexpr uint32_t kGeneration = 5;
+// Slots for some of the experts; on a card the whole of a budget includes the rest of its memory.
+const uint64_t kSlotBytes = 4 << 20;
 
 class WorkerLoopTest : public ::testing::Test {
  protected:
-  WorkerLoopTest() : workers_(DemoModel(), 2) {
+  WorkerLoopTest() : workers_(DemoModel(), 2, false, 20'000, LODE_TEST_DEVICE) {
     auto window = Segment::Create("window", sizeof(WindowSegment));
     EXPECT_TRUE(window.ok()) << window.status();
     window_ = std::move(*window);
     InitWindowSegment(*window_, kGeneration, 0, workers_.config().vocab);
+    if (kCuda && !ProbeCuda(0).ok()) return;
     worker_ = std::make_unique<GpuWorker>(0, kGeneration);
     auto ready = worker_->Load(Plan(), Segments(), nullptr, stop_);
     EXPECT_TRUE(ready.ok()) << ready.status();
@@ -34,17 +45,22 @@ class WorkerLoopTest : public ::testing::Test {
   }
   ~WorkerLoopTest() override {
     stop_ = true;
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+  }
+  void SetUp() override {
+    if (!worker_) GTEST_SKIP() << "no card: " << Message(ProbeCuda(0).status());
   }
 
   LoadPlan Plan() const {
     LoadPlan plan = workers_.plan();
-    plan.device = "cpu";
+    plan.device = LODE_TEST_DEVICE;
     plan.kv_type = "q8";
+    plan.wait_ms = 1'500;  // the tests' only wait that ends by time
+    plan.wait_max_ms = 60'000;
     plan.kv_blocks = 8;
     plan.sequence_slots = 2;
     plan.context = 1024;
-    plan.vram_budget_bytes = 4 << 20;
+    plan.vram_budget_bytes = kCuda ? ~uint64_t{0} : kSlotBytes;
     return plan;
   }
   GpuSegments Segments() const {
@@ -122,7 +138,7 @@ class WorkerLoopTest : public ::testing::Test {
   static Tunables StartTunables() {
     Tunables t = {};
     t.epoch = 1;
-    t.vram_budget_bytes = 4 << 20;
+    t.vram_budget_bytes = kCuda ? ~uint64_t{0} : kSlotBytes;
     t.pull_share = 0.5f;
     t.tier_policy = static_cast<uint32_t>(TierPolicy::kDecayedLfu);
     t.device_isa = BestIsa();
@@ -150,9 +166,10 @@ class WorkerLoopTest : public ::testing::Test {
 };
 
 TEST_F(WorkerLoopTest, TextDoesNotDependOnTunables) {
-  const Text plain = Generate(16);
-  ASSERT_EQ(plain.tokens.size(), 16u);
-  const Text again = Generate(16, [&](uint32_t step, WindowPlan* plan) {
+  const uint32_t n = kCuda ? 8 : 16;  // the emulated card takes seconds per window
+  const Text plain = Generate(n);
+  ASSERT_EQ(plain.tokens.size(), n);
+  const Text again = Generate(n, [&](uint32_t step, WindowPlan* plan) {
     Tunables& t = plan->tunables;
     t.epoch = 100 + step;
     t.pull_share = static_cast<float>(step % 5) / 4;
@@ -162,6 +179,51 @@ TEST_F(WorkerLoopTest, TextDoesNotDependOnTunables) {
     t.cpu_isa[0] = step % 3 ? BestIsa() : 0;
     t.cpu_threads = t.device_threads = step % 2;
     if (step % 7 == 6) plan->flags |= kCpuLaneDown;
+  });
+  EXPECT_EQ(plain, again);
+}
+
+// The yardstick: no lanes, no tier, no processes, the cpu device.
+TEST_F(WorkerLoopTest, LogitsAreThoseOfTheInProcessEngine) {
+  auto engine = LocalEngine::Create(DemoModel(), {.threads = 2, .context = 1024});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  const Text text = Generate(8);
+  ASSERT_EQ(text.tokens.size(), 8u);
+  std::vector<int32_t> next = {100, 200, 300, 400, 500};
+  uint32_t position = 0;
+  for (uint32_t step = 0; step < text.tokens.size(); ++step) {
+    std::vector<LocalRow> rows;
+    for (const int32_t token : next) rows.push_back({0, position++, token, true});
+    auto outcome = (*engine)->Run(rows);
+    ASSERT_TRUE(outcome.ok() && outcome->ok());
+    EXPECT_EQ(HashLogits((*engine)->logits(static_cast<uint32_t>(rows.size()) - 1)),
+              text.hashes[step])
+        << "step " << step;
+    (*engine)->Commit(0, position);
+    next = {text.tokens[step]};
+  }
+}
+
+// A worker that does not answer ends the window, not the device; with the CPU lane down the same
+// rows come out by pulling.
+TEST_F(WorkerLoopTest, ASilentWorkerVoidsTheWindowAndPullingGoesOn) {
+  tunables_.pull_share = 0.25f;
+  tunables_.vram_budget_bytes = 0;
+  tunables_.epoch = 50;
+  const Text plain = Generate(5);
+  const Text again = Generate(5, [&](uint32_t step, WindowPlan* plan) {
+    if (step == 2) {
+      workers_.StopWorker(1);
+      const WindowResult r = Run(*plan);
+      EXPECT_EQ(r.status, WindowStatus::kAborted);
+      EXPECT_EQ(r.error.detail, static_cast<uint32_t>(LaneError::kNoProgress));
+      workers_.header()->abort_window.store(window_number_);  // as the daemon does: frees the peer
+    }
+    if (step >= 2 && step < 4) plan->flags |= kCpuLaneDown;
+    if (step == 4) {
+      workers_.StartWorker(1, 2);
+      worker_->CpuWorkerReplaced(1);
+    }
   });
   EXPECT_EQ(plain, again);
 }
@@ -259,7 +321,9 @@ TEST_F(WorkerLoopTest, ResultsCarryWhatTheContractLists) {
   EXPECT_GT(r.window_ns, 0u);
   EXPECT_GT(r.stage_ns[static_cast<uint32_t>(Stage::kHead)], 0u);
   EXPECT_GT(r.resident_experts, 0u);
-  EXPECT_LE(r.resident_bytes, uint64_t{4} << 20);
+  if (!kCuda) {
+    EXPECT_LE(r.resident_bytes, kSlotBytes);
+  }
   EXPECT_GT(workers_.header()->gpu_heartbeat.load(), 0u);
   // A flush answers too.
   WindowPlan flush = {};
@@ -283,7 +347,7 @@ TEST_F(WorkerLoopTest, LoadRefusesWhatDoesNotFit) {
     return ready.ok() ? std::string() : Message(ready.status());
   };
   EXPECT_EQ(refused([](LoadPlan*, GpuSegments*) {}), "");
-  EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->device = "cuda"; }), "");
+  EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->device = "abacus"; }), "");
   EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->identity = "other"; }), "");
   EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->kv_type = "q4"; }), "");
   EXPECT_NE(refused([](LoadPlan* p, GpuSegments*) { p->profile = "/nonexistent"; }), "");

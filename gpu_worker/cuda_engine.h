@@ -1,0 +1,110 @@
+// The cuda device as a WindowEngine: one captured graph per row count, launched once per window;
+// between the launch and the end of the window the host only looks at one word. Replay order:
+//
+//   settings to the device | embedding | layers: mixer, router, plan and doorbell, experts, shared
+//   expert, wait, combine | head | logits, routing and report to pinned memory | done
+//
+// A second set of graphs has a stamp kernel behind every stage: windows that ask for stage times use
+// it. Design and figures: docs/design/cuda.md. Thread: the worker loop's.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu_worker/cuda_api.h"
+#include "gpu_worker/cuda_device.h"
+#include "gpu_worker/cuda_lanes.h"
+#include "gpu_worker/forward.h"
+#include "gpu_worker/lane_costs.h"
+#include "gpu_worker/thread_pool.h"
+#include "gpu_worker/window_engine.h"
+
+namespace lode {
+
+struct CudaEngineOptions {
+  uint32_t generation = 0;
+  uint32_t host_threads = 1;  // of the sampler
+  uint64_t wait_ns = 200'000'000, wait_max_ns = 500'000'000;
+  bool bench_routing = false;  // the lanes' routing was forced: draw it for every window
+};
+
+class CudaEngine final : public WindowEngine {
+ public:
+  // Captures all graphs. All references outlive the engine; `lanes` are complete but have no tables.
+  static StatusOr<std::unique_ptr<CudaEngine>> Create(const CudaEngineOptions& options,
+                                                      const ModelConfig& config, CudaDevice& device,
+                                                      const ArenaSet& arenas, Forward& forward,
+                                                      std::unique_ptr<CudaLanes> lanes);
+  ~CudaEngine() override;
+
+  // Before the first window.
+  void SetTier(ExpertTier* tier) { tier_ = tier; }
+
+  void ApplyTunables(const Tunables& tunables, const KernelTable* table) override;
+  WindowOutcome Run(const StepParams& params, const LanesWindow& window,
+                    uint64_t* stage_ns) override;
+  WindowOutcome Fold(const StepParams& params, uint64_t* stage_ns) override;
+  const LaneCounts& counts() const override { return counts_; }
+  const float* logits(uint32_t row) const override {
+    return host_logits_ + static_cast<size_t>(row) * config_.vocab;
+  }
+  const RoutedRow& routed(uint32_t layer, uint32_t row) const override {
+    return host_routed_[layer * kWindowRowsMax + row];
+  }
+  HostPool& pool() override { return pool_; }
+  void WorkerReplaced(uint32_t) override {}  // busy times are read anew in every window
+  void AddStatistics(std::map<std::string, double>* values) const override;
+
+  size_t nodes(uint32_t n_rows) const { return graphs_[0][n_rows]->nodes(); }
+
+ private:
+  class StampSink;
+
+  CudaEngine(const CudaEngineOptions& options, const ModelConfig& config, CudaDevice& device,
+             const ArenaSet& arenas, Forward& forward, std::unique_ptr<CudaLanes> lanes);
+  Status Allocate();
+  Status CaptureAll();
+  void EnqueueWindow(uint32_t n_rows, bool timed);
+  bool VoidAlready(uint64_t window) const;
+  void Launch(const StepParams& params, bool timed);
+  void AwaitEnd();
+  WindowOutcome OutcomeOf() const;
+  void Collect(const StepParams& params, const uint64_t* busy_before);
+  void ReadBusy(uint64_t* busy) const;
+  void AddStages(uint32_t n_rows, uint64_t* stage_ns) const;
+  void SetEpoch(bool odd);
+
+  const CudaEngineOptions options_;
+  const ModelConfig config_;
+  CudaDevice& device_;
+  const ArenaSet& arenas_;
+  Forward& forward_;
+  std::unique_ptr<CudaLanes> lanes_;
+  ExpertTier* tier_ = nullptr;
+  ThreadPool pool_;
+
+  // [timed][rows]; rows 0: a fold.
+  std::unique_ptr<cuda::Graph> graphs_[2][kWindowRowsMax + 1];
+  std::vector<Stage> stages_[kWindowRowsMax + 1];  // [rows]: stage behind each stamp
+  uint64_t* stamps_ = nullptr;                     // device
+  uint32_t* arrived_ = nullptr;                    // device
+  // Pinned.
+  float* host_logits_ = nullptr;       // [row][vocab]
+  RoutedRow* host_routed_ = nullptr;   // [layer][row]
+  cuda::LaneReport* report_ = nullptr;
+  uint64_t* host_stamps_ = nullptr;
+  uint64_t* words_ = nullptr;          // kWordDone, kWordNotFinite
+
+  StepParams current_ = {};  // of the window that is enqueued
+  LaneCounts counts_;
+  LaneCosts costs_;
+  BenchRouting bench_;
+  // Copies of the costs that any thread may read, [rows - 1].
+  std::atomic<uint32_t> shown_pull_ns_[kWindowRowsMax] = {}, shown_cpu_ns_[kWindowRowsMax] = {};
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace lode

@@ -1,0 +1,364 @@
+// See cuda_lane_kernels.h. Sizes at the flagship's shape: a plan of 8 rows has 80 entries and takes
+// one block about 3 us, 1 row 1 us; the activations of a row are 3.2 KB, posted writes over PCIe.
+// Nothing here is bound by bandwidth: what counts is the number of dependent steps.
+#include "gpu_worker/cuda_lane_kernels.h"
+
+#include "kernels/cuda/platform.h"
+#include "kernels/cuda/system.h"
+
+namespace lode::cuda {
+namespace {
+
+constexpr uint32_t kPlanThreads = 256;
+static_assert(kPlanThreads >= kJobExpertsMax, "one entry per thread in Scan");
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kWarps = kPlanThreads / kWarp;
+// Looks at the workers' lines: each is a round trip over PCIe of about a microsecond. Every 8th also
+// reads abort word, progress and clock. After some 100 us there is no hurry any more.
+constexpr uint32_t kLooksPerClock = 8;
+constexpr uint32_t kLooksWithoutNap = 100;
+constexpr uint32_t kNapNs = 200;
+constexpr uint32_t kShortNapNs = 20;  // between looks at device memory
+// Up to so many rows one block sends all: cheaper than meeting other blocks.
+constexpr uint32_t kRowsPerBlockAlone = 4;
+constexpr uint32_t kEndBlocksPerRow = 16;
+constexpr uint32_t kEndThreads = 256;
+
+// The threads of one block as a group of lane_work.h.
+struct BlockGroup {
+  uint32_t* warp_counts;  // shared, [kWarps]
+
+  template <class F>
+  LODE_DEVICE_MEMBER void For(uint32_t n, F f) const {
+    for (uint32_t i = ThreadId(); i < n; i += ThreadCount()) f(i);
+    SyncBlock();
+  }
+  template <class F>
+  LODE_DEVICE_MEMBER uint32_t Scan(uint32_t n, F flag, uint16_t* before) const {
+    const uint32_t i = ThreadId(), warp = i / kWarp;
+    const uint32_t mine = i < n && flag(i) ? 1u : 0u;
+    const uint32_t mask = BallotWarp(mine != 0);
+    if (i % kWarp == 0) warp_counts[warp] = PopCount(mask);
+    SyncBlock();
+    uint32_t base = 0, total = 0;
+    for (uint32_t w = 0; w < kWarps; ++w) {
+      if (w == warp) base = total;
+      total += warp_counts[w];
+    }
+    if (i < n)
+      before[i] = static_cast<uint16_t>(base + PopCount(mask & ((1u << (i % kWarp)) - 1)));
+    SyncBlock();
+    return total;
+  }
+  LODE_DEVICE_MEMBER void Min(uint32_t* p, uint32_t x) const { AtomicMin(p, x); }
+  LODE_DEVICE_MEMBER void Or(uint32_t* p, uint32_t bits) const { AtomicOr(p, bits); }
+  LODE_DEVICE_MEMBER void Add(uint32_t* p, uint32_t n) const { AtomicAdd(p, n); }
+};
+
+template <class T>
+LODE_DEVICE void CopyWords(T* to, const T* from, uint64_t bytes) {
+  const uint32_t* in = reinterpret_cast<const uint32_t*>(from);
+  uint32_t* out = reinterpret_cast<uint32_t*>(to);
+  for (uint64_t i = ThreadId(); i < bytes / sizeof(uint32_t); i += ThreadCount()) out[i] = in[i];
+}
+
+struct PlanArgs {
+  uint32_t layer, n_rows, n_forms;
+  const RoutedRow* routed;
+  ActForm forms[kActFormsMax];
+};
+
+// True once the window cannot end well any more: nothing is rung and nothing is waited for.
+LODE_DEVICE bool IsVoid(const LaneConstants& c) {
+  return c.block->not_finite != kAllFinite || c.report->fault.status != 0;
+}
+
+// A void window computes no expert; its rows' vectors are whatever the buffer holds.
+LODE_DEVICE void PlanNothing(const LaneConstants& c, const PlanArgs& a, const LaneParity& p) {
+  for (uint32_t i = ThreadId(); i < a.n_rows * c.shape.experts_used; i += ThreadCount())
+    p.table[i] = p.results + uint64_t{i} * c.shape.hidden;
+  if (ThreadId() == 0) {
+    p.list->n_entries = p.list->n_slow = 0;
+    *p.tag = 0;
+  }
+}
+
+// Rows block, block + blocks, ...: their quantised forms, 16 bytes per store.
+LODE_DEVICE void SendActivations(const LaneConstants& c, const PlanArgs& a, uint32_t parity) {
+  for (uint32_t row = BlockX(); row < a.n_rows; row += GridX()) {
+    uint8_t* slot = c.exchange + c.acts[parity] + row * c.act_row_bytes;
+    for (uint32_t f = 0; f < a.n_forms; ++f) {
+      const ActForm& form = a.forms[f];
+      const Word4* from = reinterpret_cast<const Word4*>(form.from + row * form.stride);
+      Word4* to = reinterpret_cast<Word4*>(slot + form.offset);
+      for (uint32_t i = ThreadId(); i < form.bytes / sizeof(Word4); i += ThreadCount())
+        to[i] = from[i];
+    }
+  }
+}
+
+// Stores the bell behind everything that every block has written. One fence per block orders its
+// threads' stores (they met at a barrier); the last block's second fence adds the others'.
+LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
+  SyncBlock();
+  if (ThreadId() != 0) return;
+  FenceSystem();
+  if (GridX() > 1) {
+    if (AtomicAdd(c.arrived, 1) + 1 != GridX()) return;
+    *c.arrived = 0;
+  }
+  StoreReleaseSystem(reinterpret_cast<uint64_t*>(c.exchange + c.bell), tag);
+  c.report->marks[layer][static_cast<uint32_t>(LayerMark::kBell)] = ClockNs();
+}
+
+// Every block makes the plan for itself: cheaper than telling the others. Loads that do not depend
+// on each other are issued together at the start; a load is 0.6 us, everything else here is
+// barriers of 30 ns.
+LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
+  LODE_SHARED LaneWork work;
+  LODE_SHARED uint32_t warp_counts[kWarps];
+  LODE_SHARED LayerPlace place;
+  const uint32_t parity = a.layer & 1;
+  const LaneParity& p = c.parity[parity];
+  const bool is_void = IsVoid(c);
+  const LaneSplit split = c.window->split;
+  const uint64_t window_tag = JobTag(c.window->generation, c.window->window, a.layer);
+  if (BlockX() == 0) CopyWords(&place, &c.places[a.layer], sizeof(place));
+  const BlockGroup g = {warp_counts};
+  PlanLane(g, a.routed, a.n_rows, c.shape, c.residency + uint64_t{a.layer} * c.shape.experts, split,
+           &work);
+  if (is_void) {
+    if (BlockX() == 0) PlanNothing(c, a, p);
+    return;
+  }
+  const bool ring = work.on_cpu > 0;
+  if (ring) {
+    SendActivations(c, a, parity);
+    if (BlockX() == 0) {
+      BuildJob(g, work, *c.window, c.shape, a.layer, a.n_rows, place.act_forms,
+               reinterpret_cast<ExpertJob*>(c.exchange + c.jobs[parity]));
+    }
+    Ring(c, a.layer, window_tag);
+  }
+  if (BlockX() != 0) return;
+  // Behind the bell: what only this device needs.
+  BuildExpertList(g, work, c.shape, place, p.list);
+  BuildResultTable(g, work, a.n_rows, c.shape, p.results,
+                   reinterpret_cast<const float*>(c.exchange + c.results[parity]), p.table);
+  AddCounts(g, work, a.n_rows, c.shape, c.report->by_layer[a.layer], c.report->row_lookups);
+  if (ThreadId() == 0) {
+    *p.tag = ring ? window_tag : 0;
+    c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kPlanned)] = ClockNs();
+  }
+}
+
+LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
+  return c.exchange + c.workers + worker * c.worker_stride;
+}
+
+// One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
+// looks are at the ack alone: a look is a round trip over PCIe, and looks queue behind pulls.
+LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, uint64_t tag) {
+  const uint32_t worker = ThreadId();
+  const bool mine = worker < c.shape.nodes;
+  const uint64_t window = c.window->window;
+  uint64_t* const ack = reinterpret_cast<uint64_t*>(LineOf(c, mine ? worker : 0) + c.line_ack);
+  WaitState state = {};
+  LaneFault fault = {};
+  WaitVerdict verdict = mine ? WaitVerdict::kWait : WaitVerdict::kAnswered;
+  uint32_t failed = 0;
+  for (uint32_t look = 0;; ++look) {
+    const bool thorough = look % kLooksPerClock == 0;
+    if (mine && verdict == WaitVerdict::kWait) {
+      WorkerLook seen = {};
+      seen.ack = LoadRelaxedSystem(ack);
+      if (thorough) {
+        const uint64_t abort =
+            LoadRelaxedSystem(reinterpret_cast<uint64_t*>(c.exchange + c.abort_window));
+        seen.progress =
+            LoadRelaxedSystem(reinterpret_cast<uint64_t*>(LineOf(c, worker) + c.line_progress));
+        verdict = LookAtWorker(seen, abort, window, tag, ClockNs(), c.window->wait_ns,
+                               c.window->wait_max_ns, layer, worker, &state, &fault);
+      } else if (seen.ack == tag) {
+        verdict = WaitVerdict::kAnswered;
+      }
+    }
+    failed = BallotWarp(verdict == WaitVerdict::kFailed);
+    if (failed != 0 || BallotWarp(verdict == WaitVerdict::kWait) == 0) break;
+    if (look > kLooksWithoutNap) Nap(kNapNs);
+  }
+  FenceSystem();  // with the relaxed look at the ack: an acquire
+  // The lowest worker that failed speaks.
+  if (failed != 0 && (failed & (0u - failed)) == (1u << worker)) c.report->fault = fault;
+  if (worker == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kAnswered)] = ClockNs();
+}
+
+// What the workers say of the job they have answered; a round trip that nobody waits for. The warp
+// of AwaitWorkers, after it.
+LODE_DEVICE void JudgeAnswers(const LaneConstants& c, uint32_t layer) {
+  const uint32_t worker = ThreadId();
+  LaneFault fault = {};
+  bool well = true;
+  if (worker < c.shape.nodes && c.report->fault.status == 0) {
+    uint8_t* line = LineOf(c, worker);
+    well = JudgeAnswer(LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_status)),
+                       LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_error_row)),
+                       layer, worker, &fault);
+  }
+  const uint32_t failed = BallotWarp(!well);
+  if (failed != 0 && (failed & (0u - failed)) == (1u << worker)) c.report->fault = fault;
+}
+
+LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
+  const uint64_t tag = *c.parity[layer & 1].tag;
+  if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
+  if (tag == 0) return;
+  AwaitWorkers(c, layer, tag);
+  SyncWarp();
+  JudgeAnswers(c, layer);
+}
+
+// Block (0, 0) looks over PCIe; the others wait for its word in device memory, so that looks do not
+// multiply. It is dispatched first and the grid is far smaller than what a card holds at once.
+LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, uint64_t tag) {
+  if (BlockX() == 0 && BlockY() == 0) {
+    if (ThreadId() < kWarp) {
+      AwaitWorkers(c, layer, tag);
+      SyncWarp();
+      if (ThreadId() == 0) StoreReleaseDevice(c.answered, tag);
+    }
+  } else if (ThreadId() == 0) {
+    while (LoadAcquireDevice(c.answered) != tag) Nap(kShortNapNs);
+  }
+  SyncBlock();
+}
+
+// Vectors in registers at a time; more routed experts than this come in several rounds.
+constexpr uint32_t kHeld = 16;
+
+LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t layer) {
+  using canonical::Fma;
+  const LaneParity& p = c.parity[layer & 1];
+  const uint32_t row = BlockY(), i = BlockX() * kPlanThreads + ThreadId(), used = c.shape.experts_used;
+  const bool inside = i < c.shape.hidden;
+  const uint64_t tag = *p.tag;
+  if (BlockX() == 0 && BlockY() == 0 && ThreadId() == 0)
+    c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
+  const float* const* table = p.table + row * used;
+  const float* const first = reinterpret_cast<const float*>(c.exchange + c.results[layer & 1]);
+  const float* const end = first + uint64_t{kWindowRowsMax} * used * c.shape.hidden;
+  const auto from_worker = [&](const float* v) { return v >= first && v < end; };
+  const RoutedRow& routed = a.routed[row];
+  float held[kHeld] = {};
+  LODE_UNROLL
+  for (uint32_t k = 0; k < kHeld; ++k) {
+    if (k < used && inside && !from_worker(table[k])) held[k] = table[k][i];
+  }
+  if (tag != 0) AwaitAnswers(c, layer, tag);
+  LODE_UNROLL
+  for (uint32_t k = 0; k < kHeld; ++k) {
+    if (k < used && inside && from_worker(table[k])) {
+      held[k] = canonical::FromBits(LoadRelaxedSystem(
+          reinterpret_cast<uint32_t*>(const_cast<float*>(table[k] + i))));
+    }
+  }
+  float y = 0;
+  LODE_UNROLL
+  for (uint32_t k = 0; k < kHeld; ++k) {
+    if (k < used) y = Fma(routed.weights[k], held[k], y);
+  }
+  for (uint32_t k = kHeld; inside && k < used; ++k) {
+    y = Fma(routed.weights[k],
+            canonical::FromBits(LoadRelaxedSystem(
+                reinterpret_cast<uint32_t*>(const_cast<float*>(table[k] + i)))),
+            y);
+  }
+  const uint64_t at = uint64_t{row} * c.shape.hidden + i;
+  if (inside) a.y[at] = Fma(a.shared_gate[row], a.shared[at], y);
+  if (tag != 0 && BlockX() == 0 && BlockY() == 0 && ThreadId() < kWarp) JudgeAnswers(c, layer);
+}
+
+LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(c.report);
+  for (uint32_t i = ThreadId(); i < sizeof(LaneReport) / sizeof(uint32_t); i += ThreadCount())
+    words[i] = 0;
+  if (ThreadId() < 2) *c.parity[ThreadId()].tag = 0;
+  if (ThreadId() == 0) *c.arrived = 0;
+  if (ThreadId() == 0) *c.answered = 0;
+}
+
+LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* ids, uint32_t used,
+                                              uint32_t n_rows) {
+  for (uint32_t i = ThreadId(); i < n_rows * used; i += ThreadCount())
+    routed[i / used].ids[i % used] = ids[i / used * kExpertsUsedMax + i % used];
+}
+
+LODE_KERNEL(1) StampKernel(uint64_t* stamps, uint32_t index) { stamps[index] = ClockNs(); }
+
+// Blocks (x, y): part x of row y's logits; y = n_rows: everything else. The last block to arrive
+// says that the window is there.
+LODE_KERNEL(kEndThreads) EndKernel(EndCopies e, uint32_t n_rows) {
+  const uint32_t row = BlockY();
+  if (row < n_rows) {
+    if (e.block->params.rows[row].needs_logits != 0) {
+      const float* from = e.logits + uint64_t{row} * e.vocab;
+      float* to = e.host_logits + uint64_t{row} * e.vocab;
+      const uint32_t stride = GridX() * ThreadCount();
+      for (uint32_t i = BlockX() * ThreadCount() + ThreadId(); i < e.vocab; i += stride)
+        to[i] = from[i];
+    }
+  } else if (BlockX() == 0) {
+    CopyWords(e.host_report, e.report, sizeof(LaneReport));
+    if (ThreadId() == 0) *e.host_not_finite = e.block->not_finite;
+  } else if (BlockX() == 1) {
+    CopyWords(e.host_routed, e.routed, uint64_t{e.n_routed} * sizeof(RoutedRow));
+  } else if (BlockX() == 2 && e.stamps != nullptr) {
+    CopyWords(e.host_stamps, e.stamps, uint64_t{e.n_stamps} * sizeof(uint64_t));
+  }
+  FenceSystem();
+  SyncBlock();
+  if (ThreadId() == 0 && AtomicAdd(e.arrived, 1) + 1 == GridX() * GridY()) {
+    *e.arrived = 0;
+    FenceSystem();
+    StoreReleaseSystem(e.done, e.window->sequence);
+  }
+}
+
+}  // namespace
+
+void LaunchBegin(CUstream_st* stream, const LaneConstants& c) {
+  Launch(stream, Grid{1}, kPlanThreads, 0, BeginKernel, c);
+}
+
+void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
+                const RoutedRow* routed, const ActForm* forms, uint32_t n_forms) {
+  PlanArgs args = {layer, n_rows, n_forms, routed, {}};
+  for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
+  const uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows;
+  Launch(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
+}
+
+void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer) {
+  Launch(stream, Grid{1}, kWarp, 0, WaitKernel, c, layer);
+}
+
+void LaunchAnswer(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
+                  const AnswerArgs& args) {
+  Launch(stream, Grid{(c.shape.hidden + kPlanThreads - 1) / kPlanThreads, n_rows}, kPlanThreads, 0,
+         AnswerKernel, c, args, layer);
+}
+
+void LaunchForceRouting(CUstream_st* stream, RoutedRow* routed, const uint16_t* ids, uint32_t used,
+                        uint32_t n_rows) {
+  Launch(stream, Grid{1}, kPlanThreads, 0, ForceRoutingKernel, routed, ids, used, n_rows);
+}
+
+void LaunchStamp(CUstream_st* stream, uint64_t* stamps, uint32_t index) {
+  Launch(stream, Grid{1}, 1, 0, StampKernel, stamps, index);
+}
+
+void LaunchEnd(CUstream_st* stream, const EndCopies& e, uint32_t n_rows) {
+  Launch(stream, Grid{kEndBlocksPerRow, n_rows + 1}, kEndThreads, 0, EndKernel, e, n_rows);
+}
+
+}  // namespace lode::cuda

@@ -1,0 +1,111 @@
+// The kernels around the experts of a layer on the cuda device, and at the two ends of a window: plan
+// and doorbell, bounded wait, stamps, results to the host. All launches only enqueue and may be
+// captured: whatever changes between windows lies in device memory behind LaneConstants. Plain C++
+// header for both compilers; called by cuda_lanes.cc and cuda_engine.cc. Protocol:
+// docs/design/exchange.md; design: docs/design/cuda.md.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu_worker/lane_wait.h"
+#include "gpu_worker/lane_work.h"
+#include "kernels/cuda/window.h"
+
+struct CUstream_st;
+
+namespace lode::cuda {
+
+// Moments of a layer, device clock in ns. kBell and kAnswered are 0 when the layer rang no bell.
+// kPlanned to kWait is the time of the device's own lanes and the shared expert.
+enum class LayerMark : uint32_t { kBell = 0, kPlanned = 1, kWait = 2, kAnswered = 3 };
+inline constexpr uint32_t kLayerMarks = 4;
+
+// What the lanes leave behind: zeroed when a window begins, copied to the host when it ends.
+struct LaneReport {
+  LaneFault fault;
+  uint32_t row_lookups[kWindowRowsMax][kLanes];
+  uint32_t by_layer[kLayersMax][kLanes];
+  uint64_t marks[kLayersMax][kLayerMarks];
+};
+
+// What exists twice, by layer parity. Device memory.
+struct LaneParity {
+  ExpertList* list;
+  const float** table;  // [row * used + order] -> result vector
+  float* results;       // [row * used + order][hidden], of hits and pulls
+  uint64_t* tag;        // of the job that was rung; 0: none
+};
+
+// Constants of a captured graph.
+struct LaneConstants {
+  LaneShape shape;
+  WindowBlock* block;
+  const LaneWindow* window;
+  LaneReport* report;
+  const LayerPlace* places;    // [layers]
+  const uint16_t* residency;   // [layers][experts]
+  LaneParity parity[2];
+  uint32_t* arrived;           // blocks of the doorbell kernel that are done
+  uint64_t* answered;          // newest tag whose wait is over, however it ended
+  // The exchange segment as the device sees it (host memory, registered).
+  uint8_t* exchange;
+  uint64_t bell, abort_window, workers, worker_stride;  // offsets of words and lines
+  uint64_t line_ack, line_status, line_error_row, line_progress;
+  uint64_t jobs[2], acts[2], results[2];
+  uint64_t act_row_bytes;
+};
+
+// One form of the activations for the CPU workers: rows of `bytes` (a multiple of 16) at `from`,
+// `stride` apart, go to `offset` of each row's slot in the exchange.
+struct ActForm {
+  const uint8_t* from;
+  uint64_t stride;
+  uint32_t bytes, offset;
+};
+inline constexpr uint32_t kActFormsMax = 2;  // gate and up
+
+// Zeroes the report and the parities' tags.
+void LaunchBegin(CUstream_st* stream, const LaneConstants& c);
+// Plan, list, table, job, activations, bell, in one kernel.
+void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
+                const RoutedRow* routed, const ActForm* forms, uint32_t n_forms);
+// Waits for every worker's acknowledgement of the layer's job, if it has one.
+void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer);
+// The same as the prologue of the combination, in routing order: y = sum of weights[k] * vector k,
+// then the gated shared expert. Vectors of the device's own lanes are loaded before the wait.
+struct AnswerArgs {
+  const RoutedRow* routed;   // of the layer
+  const float* shared;       // [row][hidden]
+  const float* shared_gate;  // [row]
+  float* y;                  // [row][hidden]
+};
+void LaunchAnswer(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
+                  const AnswerArgs& args);
+// Benchmarks only: overwrites the ids of one layer's rows, ids[row * kExpertsUsedMax + order].
+void LaunchForceRouting(CUstream_st* stream, RoutedRow* routed, const uint16_t* ids, uint32_t used,
+                        uint32_t n_rows);
+// stamps[index] = device clock.
+void LaunchStamp(CUstream_st* stream, uint64_t* stamps, uint32_t index);
+
+// The end of a window. Host addresses are pinned and device-readable.
+struct EndCopies {
+  const WindowBlock* block;
+  const float* logits;  // device, [row][vocab]
+  float* host_logits;   // [row][vocab]; rows with needs_logits only
+  uint32_t vocab;
+  const LaneReport* report;
+  LaneReport* host_report;
+  const RoutedRow* routed;  // device; n_routed rows of RoutedRow
+  RoutedRow* host_routed;
+  uint32_t n_routed;
+  const uint64_t* stamps;  // null: not timed
+  uint64_t* host_stamps;
+  uint32_t n_stamps;
+  const LaneWindow* window;
+  uint32_t* arrived;        // device
+  uint64_t* host_not_finite;  // WindowBlock::not_finite
+  uint64_t* done;  // host: LaneWindow::sequence, stored (release) last of all
+};
+void LaunchEnd(CUstream_st* stream, const EndCopies& e, uint32_t n_rows);
+
+}  // namespace lode::cuda

@@ -1,0 +1,238 @@
+// See cuda_lanes.h.
+#include "gpu_worker/cuda_lanes.h"
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "gpu_worker/cuda_api.h"
+#include "kernels/cuda/runtime.h"
+#include "shared/base/check.h"
+#include "shared/base/log.h"
+
+namespace lode {
+namespace {
+
+constexpr uint32_t kActBlocks[] = {32, 64, 256};  // by exchange form - 1
+constexpr int kExitDeviceFault = 1;
+
+// Exchange form of a format's activations: 0 f32, 1 q32, 2 q64, 3 q256.
+uint32_t FormOf(Format format) {
+  const uint32_t block = Info(format).act_block_len;
+  for (uint32_t i = 0; i < std::size(kActBlocks); ++i) {
+    if (kActBlocks[i] == block) return i + 1;
+  }
+  LODE_CHECK(block == 0, "no activation form for blocks of {}", block);
+  return 0;
+}
+
+}  // namespace
+
+void DeviceFault(const Status& status) {
+  spdlog::critical("device fault, this worker ends: {}", Message(status));
+  spdlog::default_logger()->flush();
+  _exit(kExitDeviceFault);  // destructors would only meet the same device
+}
+
+StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,
+                                                       uint32_t experts_used, uint8_t* exchange) {
+  const uint64_t entries = uint64_t{kWindowRowsMax} * experts_used * arenas.nodes();
+  if (entries > cuda::kExpertEntriesMax) {
+    return InvalidArgument(
+        "{} CPU workers cut the experts into more pieces than a window's list holds ({} of {}); use "
+        "at most {} on the cuda device",
+        arenas.nodes(), entries, cuda::kExpertEntriesMax,
+        cuda::kExpertEntriesMax / (kWindowRowsMax * experts_used));
+  }
+  std::unique_ptr<CudaLanes> lanes(new CudaLanes(device, arenas, experts_used));
+  LODE_RETURN_IF_ERROR(lanes->Allocate());
+  lanes->FillConstants(exchange);
+  lanes->FillPlaces();
+  return lanes;
+}
+
+CudaLanes::~CudaLanes() {
+  for (void* memory : {static_cast<void*>(host_window_), static_cast<void*>(host_places_),
+                       static_cast<void*>(host_residency_), static_cast<void*>(host_forced_)}) {
+    if (memory != nullptr) cuda::FreePinned(memory);
+  }
+}
+
+Status CudaLanes::Allocate() {
+  const auto device = [&](const char* what, size_t bytes, auto** out) -> Status {
+    LODE_ASSIGN_OR_RETURN(void* memory, device_.Allocate(what, bytes));
+    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
+    return OkStatus();
+  };
+  const auto pinned = [&](const char* what, size_t bytes, auto** out) -> Status {
+    LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateZeroedPinned(bytes, what));
+    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
+    return OkStatus();
+  };
+  const size_t vectors = layout_.vectors(), layers = arenas_.layers();
+  const size_t residency = layers * arenas_.experts() * sizeof(uint16_t);
+  cuda::LaneWindow* window = nullptr;
+  cuda::LayerPlace* places = nullptr;
+  uint16_t* table = nullptr;
+  LODE_RETURN_IF_ERROR(device("lanes window", sizeof(cuda::LaneWindow), &window));
+  LODE_RETURN_IF_ERROR(device("lanes report", sizeof(cuda::LaneReport), &c_.report));
+  LODE_RETURN_IF_ERROR(device("lanes places", layers * sizeof(cuda::LayerPlace), &places));
+  LODE_RETURN_IF_ERROR(device("lanes residency", residency, &table));
+  LODE_RETURN_IF_ERROR(device("lanes counter", sizeof(uint32_t), &c_.arrived));
+  LODE_RETURN_IF_ERROR(device("lanes answered", sizeof(uint64_t), &c_.answered));
+  c_.window = window;
+  c_.places = places;
+  c_.residency = table;
+  for (cuda::LaneParity& p : c_.parity) {
+    LODE_RETURN_IF_ERROR(device("lanes expert list", sizeof(cuda::ExpertList), &p.list));
+    LODE_RETURN_IF_ERROR(device("lanes result table", vectors * sizeof(float*), &p.table));
+    LODE_RETURN_IF_ERROR(
+        device("lanes results", vectors * arenas_.hidden() * sizeof(float), &p.results));
+    LODE_RETURN_IF_ERROR(device("lanes tag", sizeof(uint64_t), &p.tag));
+  }
+  LODE_RETURN_IF_ERROR(pinned("lane settings", sizeof(cuda::LaneWindow), &host_window_));
+  LODE_RETURN_IF_ERROR(pinned("expert places", layers * sizeof(cuda::LayerPlace), &host_places_));
+  return pinned("residency", residency, &host_residency_);
+}
+
+void CudaLanes::FillConstants(uint8_t* exchange) {
+  c_.shape = {layout_.shape.experts_used, arenas_.hidden(),  arenas_.width(),
+              arenas_.nodes(),            arenas_.experts(), arenas_.layers()};
+  c_.block = device_.window_block();
+  c_.exchange = exchange;
+  c_.bell = offsetof(ExchangeHeader, bell) + offsetof(WaitWord, value);
+  c_.abort_window = offsetof(ExchangeHeader, abort_window);
+  c_.workers = offsetof(ExchangeHeader, workers);
+  c_.worker_stride = sizeof(WorkerLine);
+  c_.line_ack = offsetof(WorkerLine, ack) + offsetof(WaitWord, value);
+  c_.line_status = offsetof(WorkerLine, status);
+  c_.line_error_row = offsetof(WorkerLine, error_row);
+  c_.line_progress = offsetof(WorkerLine, progress);
+  for (uint32_t parity = 0; parity < 2; ++parity) {
+    c_.jobs[parity] = offsetof(ExchangeHeader, jobs) + parity * sizeof(ExpertJob);
+    c_.acts[parity] = layout_.acts_offset(parity);
+    c_.results[parity] = layout_.result_offset(parity);
+  }
+  c_.act_row_bytes = layout_.act_row_bytes();
+}
+
+// Where experts lie in the arenas never changes; slots are filled in by UploadTables.
+void CudaLanes::FillPlaces() {
+  for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
+    cuda::LayerPlace& place = host_places_[layer];
+    place.slot_bytes = arenas_.slot_bytes(layer);
+    place.up_offset = arenas_.shape(layer, Matrix::kUp).slot_offset;
+    place.down_offset = arenas_.shape(layer, Matrix::kDown).slot_offset;
+    for (const Matrix m : {Matrix::kGate, Matrix::kUp})
+      place.act_forms |= 1u << FormOf(arenas_.shape(layer, m).format);
+    for (uint32_t n = 0; n < arenas_.nodes(); ++n) {
+      cuda::NodePlace& node = place.nodes[n];
+      const RowRange width = arenas_.rows(n, Matrix::kGate);
+      const RowRange hidden = arenas_.rows(n, Matrix::kDown);
+      node.base = arenas_.piece(n, layer, 0, Matrix::kGate);
+      node.stride =
+          arenas_.experts() > 1
+              ? static_cast<uint64_t>(arenas_.piece(n, layer, 1, Matrix::kGate) - node.base)
+              : 0;
+      node.up_offset =
+          static_cast<uint64_t>(arenas_.piece(n, layer, 0, Matrix::kUp) - node.base);
+      node.down_offset =
+          static_cast<uint64_t>(arenas_.piece(n, layer, 0, Matrix::kDown) - node.base);
+      node.width_begin = width.begin;
+      node.width_end = width.end;
+      node.hidden_begin = hidden.begin;
+      node.hidden_end = hidden.end;
+    }
+  }
+}
+
+void CudaLanes::UploadTables(const ExpertTier& tier) {
+  if (tier.table_version() == table_version_) return;
+  table_version_ = tier.table_version();
+  for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
+    host_places_[layer].slots = tier.slot(layer, 0);
+    std::memcpy(host_residency_ + size_t{layer} * arenas_.experts(), tier.residency(layer),
+                arenas_.experts() * sizeof(uint16_t));
+  }
+  CUstream_st* const stream = device_.stream();
+  cuda::CopyAsync(const_cast<cuda::LayerPlace*>(c_.places), host_places_,
+                     arenas_.layers() * sizeof(cuda::LayerPlace), stream);
+  cuda::CopyAsync(const_cast<uint16_t*>(c_.residency), host_residency_,
+                     size_t{arenas_.layers()} * arenas_.experts() * sizeof(uint16_t), stream);
+}
+
+Status CudaLanes::ForceRouting() {
+  const size_t bytes =
+      size_t{arenas_.layers()} * kWindowRowsMax * kExpertsUsedMax * sizeof(uint16_t);
+  LODE_ASSIGN_OR_RETURN(void* device, device_.Allocate("lanes forced routing", bytes));
+  LODE_ASSIGN_OR_RETURN(void* host, cuda::AllocateZeroedPinned(bytes, "forced routing"));
+  forced_ = static_cast<uint16_t*>(device);
+  host_forced_ = static_cast<uint16_t*>(host);
+  return OkStatus();
+}
+
+void CudaLanes::DrawRouting(BenchRouting* routing, uint32_t n_rows) {
+  constexpr size_t kLayerIds = size_t{kWindowRowsMax} * kExpertsUsedMax;
+  for (uint32_t layer = 0; layer < arenas_.layers(); ++layer)
+    routing->Draw(n_rows, kExpertsUsedMax, host_forced_ + layer * kLayerIds);
+  cuda::CopyAsync(forced_, host_forced_, arenas_.layers() * kLayerIds * sizeof(uint16_t),
+                  device_.stream());
+}
+
+void CudaLanes::EnqueueBegin() {
+  cuda::CopyAsync(const_cast<cuda::LaneWindow*>(c_.window), host_window_,
+                     sizeof(cuda::LaneWindow), device_.stream());
+  cuda::LaunchBegin(device_.stream(), c_);
+}
+
+WindowOutcome CudaLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
+                               const RoutedRow* routed) {
+  n_rows_ = n_rows;
+  cuda::ActForm forms[cuda::kActFormsMax] = {};
+  uint32_t n_forms = 0, done = 0;
+  for (const Matrix m : {Matrix::kGate, Matrix::kUp}) {
+    const Format format = arenas_.shape(layer, m).format;
+    const uint32_t form = FormOf(format);
+    if (done >> form & 1) continue;
+    done |= 1u << form;
+    cuda::ActForm& f = forms[n_forms++];
+    f.offset = static_cast<uint32_t>(layout_.form_offset(form));
+    if (form == 0) {
+      f.from = reinterpret_cast<const uint8_t*>(x);
+      f.stride = f.bytes = static_cast<uint32_t>(arenas_.hidden() * sizeof(float));
+    } else {
+      size_t stride = 0;
+      f.from = device_.QuantisedInput(format, x, &stride);
+      f.stride = stride;
+      f.bytes = static_cast<uint32_t>(ActLayout{arenas_.hidden(), kActBlocks[form - 1]}.bytes());
+    }
+  }
+  if (forced_ != nullptr) {
+    cuda::LaunchForceRouting(
+        device_.stream(), const_cast<RoutedRow*>(routed),
+        forced_ + size_t{layer} * kWindowRowsMax * kExpertsUsedMax, c_.shape.experts_used, n_rows);
+  }
+  cuda::LaunchPlan(device_.stream(), c_, layer, n_rows, routed, forms, n_forms);
+  const cuda::ExpertFormats formats = {arenas_.shape(layer, Matrix::kGate).format,
+                                       arenas_.shape(layer, Matrix::kUp).format,
+                                       arenas_.shape(layer, Matrix::kDown).format};
+  const cuda::LaneParity& p = c_.parity[layer & 1];
+  device_.LaunchExperts(formats, p.list, x, p.results);
+  return {};
+}
+
+// The wait is the prologue of the combination.
+WindowOutcome CudaLanes::Finish(uint32_t) { return {}; }
+
+bool CudaLanes::Combine(uint32_t layer, const RoutedRow* routed, const float* shared, float* y) {
+  device_.WillWrite(y);
+  cuda::LaunchAnswer(device_.stream(), c_, layer, n_rows_,
+                     {routed, shared, device_.shared_gate(), y});
+  return true;
+}
+
+const float* CudaLanes::Result(uint32_t, uint32_t, uint32_t) const {
+  LODE_CHECK(false, "the cuda lanes keep their results' addresses on the device");
+}
+
+}  // namespace lode

@@ -1,0 +1,74 @@
+// The expert lanes on the cuda device: what Forward::Record enqueues between router and combination.
+// Nothing here decides anything about a window; the kernels do (cuda_lane_kernels.h). This object
+// owns their memory and, at window borders, tells them what changed: the window's settings, the
+// residency tables. Owned by the engine; thread: the worker loop's.
+#pragma once
+
+#include <memory>
+
+#include "gpu_worker/arena_set.h"
+#include "gpu_worker/bench_routing.h"
+#include "gpu_worker/cuda_device.h"
+#include "gpu_worker/cuda_lane_kernels.h"
+#include "gpu_worker/expert_lanes.h"
+#include "gpu_worker/expert_tier.h"
+#include "shared/wire/exchange_layout.h"
+
+namespace lode {
+
+class CudaLanes final : public ExpertLanes {
+ public:
+  // `exchange`: the checked segment, registered; arenas: mapped from registered memory. All outlive
+  // the lanes. Allocates on the device.
+  static StatusOr<std::unique_ptr<CudaLanes>> Create(CudaDevice& device, const ArenaSet& arenas,
+                                                     uint32_t experts_used, uint8_t* exchange);
+  ~CudaLanes() override;
+
+  // ---- enqueued once per graph
+  // The settings of the window, then a clean report. First of all in a window.
+  void EnqueueBegin();
+  WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows,
+                      const RoutedRow* routed) override;
+  WindowOutcome Finish(uint32_t layer) override;
+  bool Combine(uint32_t layer, const RoutedRow* routed, const float* shared, float* y) override;
+  const float* Result(uint32_t layer, uint32_t row, uint32_t order) const override;
+
+  // ---- window border, nothing of a window running
+  // Benchmarks: from now on recorded layers take their ids from here instead of the router's choice.
+  Status ForceRouting();
+  void DrawRouting(BenchRouting* routing, uint32_t n_rows);
+
+  cuda::LaneWindow* window() { return host_window_; }  // pinned; read when the next window starts
+  // Residency and slots, when the tier changed them.
+  void UploadTables(const ExpertTier& tier);
+
+  const cuda::LaneConstants& constants() const { return c_; }
+  ExchangeHeader* header() const { return reinterpret_cast<ExchangeHeader*>(c_.exchange); }
+
+ private:
+  CudaLanes(CudaDevice& device, const ArenaSet& arenas, uint32_t experts_used)
+      : device_(device),
+        arenas_(arenas),
+        layout_{{arenas.hidden(), arenas.width(), experts_used, arenas.nodes()}} {}
+  Status Allocate();
+  void FillConstants(uint8_t* exchange);
+  void FillPlaces();
+
+  CudaDevice& device_;
+  const ArenaSet& arenas_;
+  const ExchangeLayout layout_;
+  cuda::LaneConstants c_ = {};
+  // Pinned.
+  cuda::LaneWindow* host_window_ = nullptr;
+  cuda::LayerPlace* host_places_ = nullptr;  // [layers]
+  uint16_t* host_residency_ = nullptr;       // [layers][experts]
+  uint16_t* host_forced_ = nullptr;  // [layer][row][kExpertsUsedMax], null: the router decides
+  uint16_t* forced_ = nullptr;       // device
+  uint32_t n_rows_ = 0;  // of the window that is being recorded
+  uint64_t table_version_ = ~uint64_t{0};
+};
+
+// The driver or the device failed: nothing of this process can go on, and the daemon starts another.
+[[noreturn]] void DeviceFault(const Status& status);
+
+}  // namespace lode

@@ -1,0 +1,48 @@
+// What an expert costs each lane, learned from windows as they run: moving averages for the split
+// policy `balanced`. Pure bookkeeping, no clock. Thread: the worker loop's; the engine feeds it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "shared/base/limits.h"
+
+namespace lode {
+
+class LaneCosts {
+ public:
+  // One layer of a window: `pulls` experts took the device's lanes device_ns (hits and the shared
+  // expert ran beside them); `cpu` experts took the CPU workers cpu_ns from bell to answer. A lane
+  // that had nothing teaches nothing.
+  void Learn(uint32_t n_rows, uint32_t pulls, uint64_t device_ns, uint32_t cpu, uint64_t cpu_ns) {
+    Row& row = rows_[Index(n_rows)];
+    if (pulls > 0) Move(&row.pull_ns, static_cast<double>(device_ns) / pulls);
+    if (cpu > 0) {
+      const double fixed = static_cast<double>(std::min<uint64_t>(cpu_ns, kFixedNs));
+      Move(&row.cpu_ns, (static_cast<double>(cpu_ns) - fixed) / cpu);
+    }
+  }
+
+  // ns per expert; at least 1.
+  uint32_t pull_ns(uint32_t n_rows) const { return Whole(rows_[Index(n_rows)].pull_ns); }
+  uint32_t cpu_ns(uint32_t n_rows) const { return Whole(rows_[Index(n_rows)].cpu_ns); }
+  // Bell to answer of a job that computes nothing, about; part of every job's time.
+  static constexpr uint32_t kFixedNs = 6'000;
+
+ private:
+  struct Row {
+    // Before anything was measured: one expert of 1.4 MB over a PCIe 5 link and by some 12 cores.
+    double pull_ns = 30'000, cpu_ns = 25'000;
+  };
+  // One layer moves an average by 1/64: a window of 48 layers by half.
+  static constexpr double kWeight = 1.0 / 64;
+  static void Move(double* average, double value) { *average += kWeight * (value - *average); }
+  static uint32_t Whole(double ns) {
+    return static_cast<uint32_t>(std::clamp(ns, 1.0, 1e9));
+  }
+  static uint32_t Index(uint32_t n_rows) { return std::clamp(n_rows, 1u, kWindowRowsMax) - 1; }
+
+  Row rows_[kWindowRowsMax];
+};
+
+}  // namespace lode

@@ -1,0 +1,262 @@
+// What the doorbell costs, with the product's own kernels and nothing else: a graph of 48 layers of
+// plan and wait, in which no layer rings (all experts resident), against the same graph in which
+// every layer rings and another process answers at once without computing. Then the stop test: this
+// process stops itself right behind the launch; the window must reach its end in shared memory all
+// the same, since no host thread takes part in it.
+//
+//   doorbell [rows]      on a machine with a card; prints "doorbell: PASS" or what failed
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "gpu_worker/cuda_api.h"
+#include "gpu_worker/cuda_lane_kernels.h"
+#include "kernels/cuda/runtime.h"
+#include "shared/shm/segment.h"
+#include "shared/shm/wait_word.h"
+#include "shared/wire/exchange_layout.h"
+
+namespace lode {
+namespace {
+
+constexpr uint32_t kLayers = 48, kExperts = 512, kUsed = 10, kHidden = 2560, kWidth = 640;
+constexpr uint32_t kRepeats = 41, kWarmups = 5;
+constexpr uint64_t kStopNs = 300'000'000;  // how long the process stays stopped
+
+// Between the two processes, beside the exchange.
+struct Shared {
+  std::atomic<uint32_t> stop, stopped_ok;
+  uint64_t done;
+  uint64_t not_finite;
+  uint64_t expect;  // value of `done` that ends the stop test; 0: no test runs
+  cuda::LaneReport report;
+};
+
+class Doorbell {
+ public:
+  Status Start(uint32_t n_rows) {
+    n_rows_ = n_rows;
+    const ExchangeShape shape = {kHidden, kWidth, kUsed, 1};
+    layout_ = ExchangeLayout{shape};
+    LODE_ASSIGN_OR_RETURN(exchange_, Segment::Create("exchange", layout_.bytes()));
+    LODE_ASSIGN_OR_RETURN(beside_, Segment::Create("beside", sizeof(Shared)));
+    child_ = fork();  // before any CUDA call
+    if (child_ == 0) {
+      Watch();
+      _exit(0);
+    }
+    LODE_ASSIGN_OR_RETURN(card_, cuda::OpenCard(0));
+    std::printf("doorbell on %s, %u rows\n", card_.name.c_str(), n_rows_);
+    LODE_RETURN_IF_ERROR(cuda::RegisterHost(exchange_->data(), exchange_->size(), false, "exchange"));
+    LODE_RETURN_IF_ERROR(cuda::RegisterHost(beside_->data(), beside_->size(), false, "results"));
+    LODE_ASSIGN_OR_RETURN(stream_, cuda::OpenStream());
+    return Fill();
+  }
+  ~Doorbell() {
+    if (child_ <= 0) return;
+    shared()->stop.store(1);
+    waitpid(child_, nullptr, 0);
+  }
+
+  // Median and spread of one graph in us.
+  StatusOr<double> Measure(bool ring, double* spread) {
+    SetResidency(!ring);
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture());
+    std::vector<double> us;
+    for (uint32_t i = 0; i < kWarmups + kRepeats; ++i) {
+      cuda::StartTimer(timer_, stream_);
+      LODE_RETURN_IF_ERROR(Launch(*graph));
+      const double ms = cuda::StopTimer(timer_, stream_);
+      if (shared()->report.fault.status != 0)
+        return Internal("the window failed: detail {}", shared()->report.fault.error.detail);
+      if (i >= kWarmups) us.push_back(1e3 * ms);
+    }
+    std::sort(us.begin(), us.end());
+    *spread = us[us.size() * 3 / 4] - us[us.size() / 4];
+    return us[us.size() / 2];
+  }
+
+  // Stops this process right behind the launch; the other one sees the end and wakes us.
+  Status StopTest() {
+    SetResidency(false);
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture());
+    shared()->expect = window_->sequence + 1;
+    LODE_RETURN_IF_ERROR(Launch(*graph));
+    kill(getpid(), SIGSTOP);
+    cuda::Synchronize(stream_);
+    if (shared()->stopped_ok.load() != 1)
+      return Internal("the window did not end while the host was stopped");
+    return OkStatus();
+  }
+
+ private:
+  Shared* shared() const { return beside_->As<Shared>(); }
+
+  // The answering process: acknowledges every tag as soon as it sees it, computes nothing.
+  void Watch() {
+    Shared* s = shared();
+    std::atomic<uint32_t>& stop = s->stop;
+    ExchangeHeader* x = exchange_->As<ExchangeHeader>();
+    const pid_t parent = getppid();
+    uint64_t answered = 0, stopped_at = 0;
+    while (stop.load(std::memory_order_relaxed) == 0 && getppid() == parent) {
+      const uint64_t tag = x->bell.value.load(std::memory_order_acquire);
+      if (tag != answered) {
+        answered = tag;
+        x->workers[0].progress.fetch_add(1, std::memory_order_relaxed);
+        x->workers[0].ack.value.store(tag, std::memory_order_release);
+      }
+      const uint64_t expect = std::atomic_ref<uint64_t>(s->expect).load();
+      if (expect == 0) continue;
+      if (stopped_at == 0) stopped_at = NowNs();
+      if (NowNs() - stopped_at < kStopNs) continue;
+      const bool over = std::atomic_ref<uint64_t>(s->done).load() == expect;
+      s->stopped_ok.store(over ? 1 : 2);
+      std::atomic_ref<uint64_t>(s->expect).store(0);
+      stopped_at = 0;
+      kill(parent, SIGCONT);
+    }
+  }
+
+  template <class T>
+  StatusOr<T*> Device(size_t count) {
+    LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateDevice(count * sizeof(T)));
+    cuda::ZeroAsync(memory, count * sizeof(T), stream_);
+    return static_cast<T*>(memory);
+  }
+
+  Status Fill() {
+    timer_ = cuda::NewTimer();
+    LODE_ASSIGN_OR_RETURN(void* window, cuda::AllocateZeroedPinned(sizeof(cuda::LaneWindow), "w"));
+    window_ = static_cast<cuda::LaneWindow*>(window);
+    window_->wait_ns = 2'000'000'000;
+    window_->wait_max_ns = 4'000'000'000;
+    window_->generation = 1;
+    LODE_ASSIGN_OR_RETURN(device_window_, Device<cuda::LaneWindow>(1));
+    c_.shape = {kUsed, kHidden, kWidth, 1, kExperts, kLayers};
+    LODE_ASSIGN_OR_RETURN(c_.block, Device<cuda::WindowBlock>(1));
+    c_.window = device_window_;
+    LODE_ASSIGN_OR_RETURN(c_.report, Device<cuda::LaneReport>(1));
+    LODE_ASSIGN_OR_RETURN(c_.places, Device<cuda::LayerPlace>(kLayers));
+    LODE_ASSIGN_OR_RETURN(residency_, Device<uint16_t>(size_t{kLayers} * kExperts));
+    c_.residency = residency_;
+    LODE_ASSIGN_OR_RETURN(c_.arrived, Device<uint32_t>(1));
+    LODE_ASSIGN_OR_RETURN(c_.answered, Device<uint64_t>(1));
+    LODE_ASSIGN_OR_RETURN(end_arrived_, Device<uint32_t>(1));
+    for (cuda::LaneParity& p : c_.parity) {
+      LODE_ASSIGN_OR_RETURN(p.list, Device<cuda::ExpertList>(1));
+      LODE_ASSIGN_OR_RETURN(p.table, Device<const float*>(kJobExpertsMax));
+      LODE_ASSIGN_OR_RETURN(p.results, Device<float>(size_t{8} * kUsed * kHidden));
+      LODE_ASSIGN_OR_RETURN(p.tag, Device<uint64_t>(1));
+    }
+    c_.exchange = exchange_->data();
+    c_.bell = offsetof(ExchangeHeader, bell);
+    c_.abort_window = offsetof(ExchangeHeader, abort_window);
+    c_.workers = offsetof(ExchangeHeader, workers);
+    c_.worker_stride = sizeof(WorkerLine);
+    c_.line_ack = offsetof(WorkerLine, ack);
+    c_.line_status = offsetof(WorkerLine, status);
+    c_.line_error_row = offsetof(WorkerLine, error_row);
+    c_.line_progress = offsetof(WorkerLine, progress);
+    for (uint32_t parity = 0; parity < 2; ++parity) {
+      c_.jobs[parity] = offsetof(ExchangeHeader, jobs) + parity * sizeof(ExpertJob);
+      c_.acts[parity] = layout_.acts_offset(parity);
+      c_.results[parity] = layout_.result_offset(parity);
+    }
+    c_.act_row_bytes = layout_.act_row_bytes();
+    // Distinct experts for every row, so that the job is as large as it gets.
+    LODE_ASSIGN_OR_RETURN(routed_, Device<RoutedRow>(kWindowRowsMax));
+    std::vector<RoutedRow> rows(kWindowRowsMax);
+    for (uint32_t r = 0; r < kWindowRowsMax; ++r) {
+      for (uint32_t o = 0; o < kUsed; ++o) rows[r].ids[o] = static_cast<uint16_t>(r * kUsed + o);
+    }
+    cuda::CopyAsync(routed_, rows.data(), rows.size() * sizeof(RoutedRow), stream_);
+    act_bytes_ = static_cast<uint32_t>(ActLayout{kHidden, 64}.bytes());
+    LODE_ASSIGN_OR_RETURN(acts_, Device<uint8_t>(size_t{act_bytes_} * kWindowRowsMax));
+    const cuda::WindowBlock block = {{}, cuda::kAllFinite};
+    cuda::CopyAsync(c_.block, &block, sizeof(block), stream_);
+    cuda::Synchronize(stream_);
+    return OkStatus();
+  }
+
+  void SetResidency(bool resident) {
+    std::vector<uint16_t> table(size_t{kLayers} * kExperts, resident ? 0 : kNotResident);
+    cuda::CopyAsync(residency_, table.data(), table.size() * sizeof(uint16_t), stream_);
+    cuda::Synchronize(stream_);
+  }
+
+  StatusOr<std::unique_ptr<cuda::Graph>> Capture() {
+    return cuda::Graph::Capture(stream_, [this] {
+      cuda::CopyAsync(device_window_, window_, sizeof(cuda::LaneWindow), stream_);
+      cuda::LaunchBegin(stream_, c_);
+      const cuda::ActForm form = {acts_, act_bytes_, act_bytes_,
+                                  static_cast<uint32_t>(layout_.form_offset(2))};
+      for (uint32_t layer = 0; layer < kLayers; ++layer) {
+        cuda::LaunchPlan(stream_, c_, layer, n_rows_, routed_, &form, 1);
+        cuda::LaunchWait(stream_, c_, layer);
+      }
+      cuda::EndCopies end = {};
+      end.block = c_.block;
+      end.report = c_.report;
+      end.host_report = &shared()->report;
+      end.window = device_window_;
+      end.arrived = end_arrived_;
+      end.host_not_finite = &shared()->not_finite;
+      end.done = &shared()->done;
+      cuda::LaunchEnd(stream_, end, 0);
+    });
+  }
+
+  Status Launch(cuda::Graph& graph) {
+    ++window_->sequence;
+    ++window_->window;
+    return graph.Launch(stream_);
+  }
+
+  uint32_t n_rows_ = 1;
+  ExchangeLayout layout_ = {};
+  std::unique_ptr<Segment> exchange_, beside_;
+  pid_t child_ = -1;
+  cuda::CardFacts card_;
+  CUstream_st* stream_ = nullptr;
+  cuda::Timer* timer_ = nullptr;
+  cuda::LaneConstants c_ = {};
+  cuda::LaneWindow *window_ = nullptr, *device_window_ = nullptr;
+  uint16_t* residency_ = nullptr;
+  RoutedRow* routed_ = nullptr;
+  uint8_t* acts_ = nullptr;
+  uint32_t act_bytes_ = 0;
+  uint32_t* end_arrived_ = nullptr;
+};
+
+Status Main(uint32_t n_rows) {
+  Doorbell bench;
+  LODE_RETURN_IF_ERROR(bench.Start(n_rows));
+  double quiet_spread = 0, ring_spread = 0;
+  LODE_ASSIGN_OR_RETURN(const double quiet, bench.Measure(false, &quiet_spread));
+  LODE_ASSIGN_OR_RETURN(const double ring, bench.Measure(true, &ring_spread));
+  std::printf("chain of %u layers (plan and wait): %.2f us per layer without a bell, %.2f with bell and "
+              "answer: doorbell %.2f us per layer (quartiles %.2f, %.2f)\n",
+              kLayers, quiet / kLayers, ring / kLayers, (ring - quiet) / kLayers,
+              quiet_spread / kLayers, ring_spread / kLayers);
+  LODE_RETURN_IF_ERROR(bench.StopTest());
+  std::printf("stopped host: the window reached its end in shared memory\n");
+  return OkStatus();
+}
+
+}  // namespace
+}  // namespace lode
+
+int main(int argc, char** argv) {
+  const uint32_t rows = argc > 1 ? static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10)) : 1;
+  const lode::Status status = lode::Main(rows == 0 || rows > lode::kWindowRowsMax ? 1 : rows);
+  std::printf("doorbell: %s\n", status.ok() ? "PASS" : lode::Message(status).c_str());
+  return status.ok() ? 0 : 1;
+}

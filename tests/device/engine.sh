@@ -1,0 +1,89 @@
+#!/bin/bash
+# The engine on a card: bits first, then the doorbell, then windows of full-shape synthetic models; a short table last.
+# Usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]
+#   BUNDLE    an unpacked deploy/bundle.sh archive with the test programs in bin (deploy/bundle.sh BUILD OUT bit_matrix_test
+#             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell)
+#   SECTION   any of: probe kernels worker bits_demo bits_synth kill faults doorbell chat bench_q2 bench_iq3 bench_q4 sanitize
+#             (default: all but sanitize)
+#   LODE_TEST_SOURCES   folder with tests/models (default: this repository)
+#   LODE_SECTION_SECONDS   limit of one section (default 240)
+# A section that fails or takes too long does not stop the others. Logs: OUTDIR/SECTION.log; table: OUTDIR/engine.txt. Exit status:
+# 0 when every section passed.
+set -u
+out=${1:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}
+bundle=$(cd "${2:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}" && pwd)
+shift 2
+root=$(cd "$(dirname "$0")/../.." && pwd)
+sections=("$@")
+[ $# -gt 0 ] || sections=(probe kernels worker doorbell bits_demo bits_synth kill faults chat bench_q2 bench_iq3 bench_q4)
+limit=${LODE_SECTION_SECONDS:-240}
+mkdir -p "$out"
+table=$out/engine.txt
+: >"$table"
+export LODE_TEST_SOURCES=${LODE_TEST_SOURCES:-$root}
+export LODE_TEST_BINARIES=$bundle/bin
+export LODE_TEST_DEVICE=cuda
+export LD_LIBRARY_PATH=$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+ulimit -l unlimited 2>/dev/null
+bin=$bundle/bin
+flagship=synth:qwen3.8-flash-next
+gib=$((1024 * 1024 * 1024))
+
+bench() {  # NAME PACK [key=value...]
+  local name=$1 pack=$2
+  shift 2
+  LODE_BENCH_ROUTING=1 "$bin/window_bench" "$flagship,pack=$pack" "name=$name" "vram=$((12 * gib))" "$@"
+}
+chat() {  # the command line through a private stack, cuda against cpu: same text, same logits
+  local device
+  for device in cpu cuda; do
+    "$bin/lode" run --private --quiet --model "$LODE_TEST_SOURCES/tests/models/demo-q4-with-mtp.gguf" \
+      --daemon-flag=--device=$device --raw --hash --timing -t 0 -n 40 "def main():" >"$out/chat.$device.txt" 2>"$out/chat.$device.err"
+    cat "$out/chat.$device.err"
+  done
+  cmp "$out/chat.cpu.txt" "$out/chat.cuda.txt" && cat "$out/chat.cuda.txt"
+}
+run() {
+  case $1 in
+    probe) "$bin/lode-gpu-worker" --probe 3>&1; nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader; nproc; free -g | sed -n 2p ;;
+    kernels) "$bin/cuda_kernels_test" --gtest_brief=1 ;;
+    worker) "$bin/cuda_worker_test" --gtest_brief=1 ;;
+    bits_demo) LODE_BITS=${LODE_BITS:-40} "$bin/bit_matrix_test" demo ;;
+    bits_synth) LODE_BITS=${LODE_BITS:-40} "$bin/bit_matrix_test" synth ;;
+    kill) "$bin/engine_kill_test" --gtest_brief=1 ;;
+    faults) "$bin/fault_points_test" --gtest_brief=1 ;;
+    doorbell) "$bin/doorbell" 1 && "$bin/doorbell" 4 && "$bin/doorbell" 8 ;;
+    chat) chat ;;
+    bench_q2) bench q2_0 q2_0 && bench q2_0-balanced q2_0 split=balanced ;;
+    bench_iq3) bench iq3_s iq3_s ;;
+    bench_q4) bench ud_q4_k_xl ud_q4_k_xl ;;
+    sanitize) compute-sanitizer --tool memcheck "$bin/cuda_worker_test" --gtest_filter='*LogitsAre*' --gtest_brief=1 &&
+      compute-sanitizer --tool initcheck "$bin/cuda_worker_test" --gtest_filter='*LogitsAre*' --gtest_brief=1 ;;
+    *) echo "no section $1"; return 2 ;;
+  esac
+}
+export -f run bench chat
+export bin bundle flagship gib out
+
+failed=0
+for section in "${sections[@]}"; do
+  began=$(date +%s)
+  timeout -k 10 "$limit" bash -c "run $section" >"$out/$section.log" 2>&1
+  status=$?
+  took=$(($(date +%s) - began))
+  if [ $status -eq 0 ]; then verdict=PASS; else verdict="FAIL (status $status)" failed=1; fi
+  echo "[$section] $verdict, $took s" | tee -a "$table"
+  [ $status -eq 0 ] || tail -n 15 "$out/$section.log" | cut -c1-300
+  case $section in
+    probe) tail -n 6 "$out/$section.log" ;;
+    doorbell) grep -E "doorbell|stopped" "$out/$section.log" ;;
+    bits_*) tail -n 1 "$out/$section.log" ;;
+    chat) tail -n 4 "$out/$section.log" ;;
+    bench_*) grep -E "^\[|stages|ready|failed|vram|nodes" "$out/$section.log" | grep -v "\[info\]" ;;
+    kernels | worker | kill | faults) tail -n 3 "$out/$section.log" ;;
+  esac | sed 's/^/    /' | cut -c1-600 | tee -a "$table"
+done
+echo "==== engine on a card ===="
+grep '^\[' "$table"
+[ $failed -eq 0 ] && echo "ALL SECTIONS PASS" || echo "SOME SECTIONS FAILED"
+exit $failed
