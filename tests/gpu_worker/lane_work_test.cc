@@ -72,13 +72,9 @@ TEST(LaneWork, PlanEqualsTheHostsInEveryField) {
   }
 }
 
-// Every expert of the plan appears in the list or in the job, with its own weights, rows and places.
-TEST(LaneWork, ListTableAndJobNameThePlannedExperts) {
-  std::mt19937 rng(2);
-  std::vector<uint8_t> arena(1 << 20), slots(1 << 20);
-  for (int i = 0; i < 500; ++i) {
-    const Case c = RandomCase(&rng);
-    LayerPlace place = {};
+// Everything that is made of one plan, from made-up memory.
+struct Built {
+  explicit Built(const Case& c) : arena(1 << 20), slots(1 << 20), table(kJobExpertsMax) {
     place.slots = slots.data();
     place.slot_bytes = 900;
     place.up_offset = 300;
@@ -87,69 +83,89 @@ TEST(LaneWork, ListTableAndJobNameThePlannedExperts) {
       place.nodes[n] = {arena.data() + n * 300'000, 1000, 200, 400, 16 * n, 16 * (n + 1), 32 * n,
                         32 * (n + 1)};
     }
-    LaneWork work;
     Plan(c, &work);
     const SerialGroup g;
-    ExpertList list;
-    std::vector<const float*> table(kJobExpertsMax);
-    std::vector<float> device(1), worker(1);
-    ExpertJob job = {};
     LaneWindow window = {};
     window.window = 77;
     window.generation = 3;
     BuildExpertList(g, work, c.shape, place, &list);
     BuildResultTable(g, work, RowCount(c), c.shape, device.data(), worker.data(), table.data());
     BuildJob(g, work, window, c.shape, 2, RowCount(c), kActQ64, &job);
-    uint32_t by_lane[kLanes] = {}, row_lookups[kWindowRowsMax][kLanes] = {};
     AddCounts(g, work, RowCount(c), c.shape, by_lane, row_lookups);
+  }
+  std::vector<uint8_t> arena, slots;
+  std::vector<float> device{0}, worker{0};
+  LayerPlace place = {};
+  LaneWork work;
+  ExpertList list;
+  ExpertJob job = {};
+  std::vector<const float*> table;
+  uint32_t by_lane[kLanes] = {}, row_lookups[kWindowRowsMax][kLanes] = {};
+};
 
+void CheckRows(const PlannedExpert& e, RowMask rows, const uint8_t* order) {
+  EXPECT_EQ(rows, e.rows);
+  EXPECT_EQ(std::memcmp(order, e.order, sizeof(e.order)), 0);
+}
+
+void CheckHit(const Case& c, const Built& b, const PlannedExpert& e, const ExpertEntry& entry) {
+  EXPECT_EQ(entry.gate, b.slots.data() + e.slot * 900);
+  EXPECT_EQ(entry.up, entry.gate + 300);
+  EXPECT_EQ(entry.down, entry.gate + 600);
+  EXPECT_EQ(entry.width_end - entry.width_begin, c.shape.width);
+  EXPECT_EQ(entry.hidden_end - entry.hidden_begin, c.shape.hidden);
+  CheckRows(e, entry.rows, entry.order);
+}
+
+void CheckPull(const Built& b, const PlannedExpert& e, const ExpertEntry* entries) {
+  for (uint32_t n = 0; n < kNodes; ++n) {
+    const ExpertEntry& entry = entries[n];
+    EXPECT_EQ(entry.gate, b.arena.data() + n * 300'000 + e.expert * 1000);
+    EXPECT_EQ(entry.down, entry.gate + 400);
+    EXPECT_EQ(entry.width_begin, 16 * n);
+    EXPECT_EQ(entry.hidden_end, 32 * (n + 1));
+    CheckRows(e, entry.rows, entry.order);
+  }
+}
+
+void CheckTable(const Case& c, const Built& b, const PlannedExpert& e) {
+  const bool on_cpu = e.lane == static_cast<uint32_t>(Lane::kCpu);
+  for (uint32_t r = 0; r < RowCount(c); ++r) {
+    if (!(e.rows >> r & 1)) continue;
+    const uint32_t at = r * c.shape.experts_used + e.order[r];
+    EXPECT_EQ(b.table[at], (on_cpu ? b.worker.data() : b.device.data()) + at * c.shape.hidden);
+    EXPECT_GT(b.row_lookups[r][e.lane], 0u);
+  }
+}
+
+// Every expert of the plan appears in the list or in the job, with its own weights, rows and places.
+TEST(LaneWork, ListTableAndJobNameThePlannedExperts) {
+  std::mt19937 rng(2);
+  for (int i = 0; i < 500; ++i) {
+    const Case c = RandomCase(&rng);
+    const Built b(c);
     uint32_t pulled = 0, hits = 0, cpu = 0;
-    ASSERT_EQ(list.n_slow, work.n_by_lane[1] * kNodes);
-    ASSERT_EQ(list.n_entries, list.n_slow + work.n_by_lane[0]);
-    for (uint32_t p = 0; p < work.n_experts; ++p) {
-      const PlannedExpert& e = work.experts[p];
-      const bool on_cpu = e.lane == static_cast<uint32_t>(Lane::kCpu);
-      const auto check_rows = [&](RowMask rows, const uint8_t* order) {
-        EXPECT_EQ(rows, e.rows);
-        EXPECT_EQ(std::memcmp(order, e.order, sizeof(e.order)), 0);
-      };
-      if (on_cpu) {
-        const JobExpert& j = job.experts[cpu++];
+    ASSERT_EQ(b.list.n_slow, b.work.n_by_lane[1] * kNodes);
+    ASSERT_EQ(b.list.n_entries, b.list.n_slow + b.work.n_by_lane[0]);
+    for (uint32_t p = 0; p < b.work.n_experts; ++p) {
+      const PlannedExpert& e = b.work.experts[p];
+      if (e.lane == static_cast<uint32_t>(Lane::kCpu)) {
+        const JobExpert& j = b.job.experts[cpu++];
         EXPECT_EQ(j.expert, e.expert);
-        check_rows(j.rows, j.order);
+        CheckRows(e, j.rows, j.order);
       } else if (e.lane == static_cast<uint32_t>(Lane::kHit)) {
-        const ExpertEntry& entry = list.entries[list.n_slow + hits++];
-        EXPECT_EQ(entry.gate, slots.data() + e.slot * 900);
-        EXPECT_EQ(entry.up, entry.gate + 300);
-        EXPECT_EQ(entry.down, entry.gate + 600);
-        EXPECT_EQ(entry.width_end - entry.width_begin, c.shape.width);
-        EXPECT_EQ(entry.hidden_end - entry.hidden_begin, c.shape.hidden);
-        check_rows(entry.rows, entry.order);
+        CheckHit(c, b, e, b.list.entries[b.list.n_slow + hits++]);
       } else {
-        for (uint32_t n = 0; n < kNodes; ++n) {
-          const ExpertEntry& entry = list.entries[pulled * kNodes + n];
-          EXPECT_EQ(entry.gate, arena.data() + n * 300'000 + e.expert * 1000);
-          EXPECT_EQ(entry.down, entry.gate + 400);
-          EXPECT_EQ(entry.width_begin, 16 * n);
-          EXPECT_EQ(entry.hidden_end, 32 * (n + 1));
-          check_rows(entry.rows, entry.order);
-        }
-        ++pulled;
+        CheckPull(b, e, &b.list.entries[pulled++ * kNodes]);
       }
-      for (uint32_t r = 0; r < RowCount(c); ++r) {
-        if (!(e.rows >> r & 1)) continue;
-        const uint32_t at = r * c.shape.experts_used + e.order[r];
-        EXPECT_EQ(table[at], (on_cpu ? worker.data() : device.data()) + at * c.shape.hidden);
-        EXPECT_GT(row_lookups[r][e.lane], 0u);
-      }
+      CheckTable(c, b, e);
     }
-    EXPECT_EQ(job.n_experts, cpu);
-    if (work.n_experts > 0) {
-      EXPECT_EQ(job.tag, JobTag(3, 77, 2));
-    }
-    for (uint32_t l = 0; l < kLanes; ++l) EXPECT_EQ(by_lane[l], work.n_by_lane[l]);
+    EXPECT_EQ(b.job.n_experts, cpu);
+    EXPECT_EQ(b.job.tag, JobTag(3, 77, 2) * (b.work.n_experts > 0 ? 1 : 0));
+    for (uint32_t l = 0; l < kLanes; ++l) EXPECT_EQ(b.by_lane[l], b.work.n_by_lane[l]);
     for (uint32_t r = 0; r < RowCount(c); ++r) {
-      EXPECT_EQ(row_lookups[r][0] + row_lookups[r][1] + row_lookups[r][2], c.shape.experts_used);
+      EXPECT_EQ(b.row_lookups[r][0] + b.row_lookups[r][1] + b.row_lookups[r][2],
+                c.shape.experts_used);
     }
   }
 }
