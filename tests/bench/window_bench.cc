@@ -150,7 +150,7 @@ class Bench {
     plan->generation = link_->generation;
     supervisor_->NoteWindow(plan->window);
     if (!link_->window->plans.TryPush(*plan)) return Internal("the plan ring is full");
-    if (!link_->window->results.Pop(result, {1'000'000, NowNs() + 60'000'000'000}))
+    if (!link_->window->results.Pop(result, {0, NowNs() + 60'000'000'000}))
       return Internal("window {} got no result", window_);
     if (result->status != WindowStatus::kOk) {
       return Internal("window {} ended with status {}, layer {}, worker {}, detail {}", window_,
