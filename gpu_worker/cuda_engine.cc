@@ -23,6 +23,7 @@ constexpr uint64_t kLookNs = 5'000'000;  // between two looks at the stream's er
 // Every wait inside a window ends by itself long before (the lanes' deadlines end all later ones).
 constexpr uint64_t kWindowNsMax = 600'000'000'000;
 constexpr uint32_t kStampsPerLayer = 12;
+constexpr double kNsPerSecond = 1e9;
 
 void OrFault(const Status& status) {
   if (!status.ok()) DeviceFault(status);
@@ -71,7 +72,12 @@ CudaEngine::CudaEngine(const CudaEngineOptions& options, const ModelConfig& conf
       forward_(forward),
       lanes_(std::move(lanes)),
       pool_(std::max(1u, options.host_threads)),
-      bench_(config.experts, config.experts_used, 1) {}
+      bench_(config.experts, config.experts_used, 1) {
+  if (options.link_bytes_per_second > 0) {
+    costs_.StartPull(static_cast<double>(lanes_->expert_bytes()) /
+                     options.link_bytes_per_second * kNsPerSecond);
+  }
+}
 
 CudaEngine::~CudaEngine() {
   for (void* memory : {static_cast<void*>(host_logits_), static_cast<void*>(host_routed_),

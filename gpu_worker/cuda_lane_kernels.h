@@ -87,6 +87,12 @@ void LaunchForceRouting(CUstream_st* stream, RoutedRow* routed, const uint16_t* 
 // stamps[index] = device clock.
 void LaunchStamp(CUstream_st* stream, uint64_t* stamps, uint32_t index);
 
+// Start-up probe: reads the listed pieces of host memory as the pull lane does. bytes: of every
+// piece, a multiple of 16. sink: device memory, one word per block of kProbeBlocks.
+inline constexpr uint32_t kProbeBlocks = 48;
+void LaunchProbe(CUstream_st* stream, const uint8_t* const* pieces, uint32_t n, uint64_t bytes,
+                 uint32_t* sink);
+
 // The end of a window. Host addresses are pinned and device-readable.
 struct EndCopies {
   const WindowBlock* block;

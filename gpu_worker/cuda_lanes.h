@@ -24,6 +24,11 @@ class CudaLanes final : public ExpertLanes {
                                                      uint32_t experts_used, uint8_t* exchange);
   ~CudaLanes() override;
 
+  // Reads random experts from the arenas as the pull lane does, before "ready": bytes per second,
+  // and what one expert of the model takes at that rate.
+  StatusOr<double> ProbeLink();
+  uint64_t expert_bytes() const;  // of one expert, mean over layers
+
   // ---- enqueued once per graph
   // The settings of the window, then a clean report. First of all in a window.
   void EnqueueBegin();

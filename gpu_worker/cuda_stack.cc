@@ -86,6 +86,10 @@ class Stack final : public CudaStack {
 #endif
     options.generation = generation_;
     options.host_threads = host_threads();
+    LODE_ASSIGN_OR_RETURN(options.link_bytes_per_second, lanes->ProbeLink());
+    facts_["link_bytes_per_second"] = std::to_string(options.link_bytes_per_second);
+    spdlog::info("pull lane: {:.1f} GB/s (random experts of {} arenas)",
+                 options.link_bytes_per_second / 1e9, arenas.nodes());
     if (plan_.wait_ms > 0) options.wait_ns = plan_.wait_ms * kNsPerMs;
     if (plan_.wait_max_ms > 0) options.wait_max_ns = plan_.wait_max_ms * kNsPerMs;
     LODE_ASSIGN_OR_RETURN(auto engine, CudaEngine::Create(options, config_, *device_, arenas, forward,

@@ -23,6 +23,11 @@ class LaneCosts {
     }
   }
 
+  // What a pull takes by the probe at start.
+  void StartPull(double ns) {
+    for (Row& row : rows_) row.pull_ns = ns;
+  }
+
   // ns per expert; at least 1.
   uint32_t pull_ns(uint32_t n_rows) const { return Whole(rows_[Index(n_rows)].pull_ns); }
   uint32_t cpu_ns(uint32_t n_rows) const { return Whole(rows_[Index(n_rows)].cpu_ns); }
