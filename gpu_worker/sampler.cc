@@ -92,15 +92,9 @@ int32_t LowestAllowed(const PickInput& in) {
 
 // Highest value, lowest id; -1 when nothing is above -inf.
 int32_t Best(std::span<const float> logits) {
-  int32_t best = -1;
-  float max = kNegInf;
-  for (uint32_t id = 0; id < logits.size(); ++id) {
-    if (logits[id] > max) {
-      max = logits[id];
-      best = static_cast<int32_t>(id);
-    }
-  }
-  return best;
+  const float max = GetSamplerMath().max_of(logits.data(), logits.size());
+  if (max == kNegInf) return -1;
+  return static_cast<int32_t>(std::find(logits.begin(), logits.end(), max) - logits.begin());
 }
 
 // The draw: argmax of x + Gumbel. A token can win only if its Gumbel variate exceeds t = best - x,
@@ -214,8 +208,11 @@ int32_t ArgmaxLogit(std::span<const float> logits) { return std::max(Best(logits
 float LogNormalizer::LogProb(float logit) const { return Sub(Sub(Clean(logit), max), log_sum); }
 
 LogNormalizer Normalize(std::span<const float> logits) {
-  LogNormalizer norm{kNegInf, 0};
-  for (const float l : logits) norm.max = canonical::Max(norm.max, l);
+  return Normalize(logits, ArgmaxLogit(logits));
+}
+
+LogNormalizer Normalize(std::span<const float> logits, int32_t argmax) {
+  LogNormalizer norm{Clean(logits[static_cast<size_t>(argmax)]), 0};
   float partials[canonical::kPartials] = {};
   GetSamplerMath().add_exp(logits.data(), logits.size(), norm.max, partials);
   norm.log_sum = canonical::Log(canonical::JoinPartials(partials));

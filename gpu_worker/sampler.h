@@ -56,6 +56,8 @@ struct LogNormalizer {
   float LogProb(float logit) const;
 };
 LogNormalizer Normalize(std::span<const float> logits);
+// The same when ArgmaxLogit is known.
+LogNormalizer Normalize(std::span<const float> logits, int32_t argmax);
 // The n <= kLogprobsMax best tokens; `logprob` holds their log probability.
 void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratch, TopLogprob* top);
 uint64_t HashLogits(std::span<const float> logits);  // XXH3-64 of the floats' bytes

@@ -1,4 +1,4 @@
-// The two loops of the sampler that take an exponential per token of the vocabulary, compiled
+// The loops of the sampler over the whole vocabulary, compiled
 // twice: for every x86-64, and with AVX2 and FMA (canonical::Fma is emulated without the
 // instruction: 20 times slower, same bits). Chosen once by CPUID. Used by sampler.cc only.
 #pragma once
@@ -16,6 +16,8 @@ struct SamplerCandidate {
 };
 
 struct SamplerMath {
+  // Largest value; NaN is passed over, -inf when there is nothing else. Of -0 and +0 either.
+  float (*max_of)(const float* logits, size_t n);
   // partials[i % 32] += exp(logits[i] - max), i ascending; NaN counts as -inf.
   void (*add_exp)(const float* logits, size_t n, float max, float* partials);
   // weight = exp(value of key) * 2^32, rounded; values are <= 0.

@@ -211,7 +211,7 @@ void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t 
     out->token = plain ? out->argmax : PickToken(in, scratch);
   }
   if (row.pick || row.target >= 0) {
-    const LogNormalizer norm = Normalize(logits);
+    const LogNormalizer norm = Normalize(logits, out->argmax);
     if (out->token >= 0) out->logprob = norm.LogProb(logits[static_cast<size_t>(out->token)]);
     if (row.target >= 0)
       out->target_logprob = norm.LogProb(logits[static_cast<size_t>(row.target)]);
