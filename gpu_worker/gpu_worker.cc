@@ -7,6 +7,7 @@
 #include <sstream>
 #include <thread>
 
+#include "gpu_worker/draft_vocabulary.h"
 #include "shared/base/fault.h"
 #include "shared/wire/segment_headers.h"
 
@@ -73,6 +74,10 @@ Status GpuWorker::OpenModel(const LoadPlan& plan) {
         "starting",
         plan.model, source_->identity(), plan.identity);
   }
+  if (plan.draft_head && !plan.mtp.empty()) {
+    LODE_ASSIGN_OR_RETURN(head_, ModelSource::OpenDraftHead(plan.mtp, source_->config()));
+  }
+  drafts_ = plan.draft_head && (head_ != nullptr || source_->config().nextn_layers > 0);
   return CheckComputable(*source_);
 }
 
@@ -117,6 +122,7 @@ Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) 
   device.isa = plan.isa;
   device.float_reference = plan.float_reference;
   device.context = plan.context;
+  device.drafts = drafts_;
   LODE_ASSIGN_OR_RETURN(device_, CpuDevice::Create(config, device));
   const auto dense = [&](uint64_t done, uint64_t total) {
     if (progress) progress("read dense weights", done, total);
@@ -128,12 +134,30 @@ Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) 
   state.slots = plan.sequence_slots;
   state.kv_blocks = plan.kv_blocks;
   state.context = plan.context;
+  state.drafts = drafts_;
   LODE_ASSIGN_OR_RETURN(state.kv_type, ParseKvType(plan.kv_type));
   LODE_ASSIGN_OR_RETURN(state_, SequenceState::Create(config, *device_, state));
   if (!config.ple.empty()) {
     LODE_ASSIGN_OR_RETURN(ple_, PleReader::Create(*source_));
   }
   LODE_ASSIGN_OR_RETURN(forward_, Forward::Create(config, weights_, *device_, *state_, ple_.get()));
+  return drafts_ ? BuildDrafter(plan) : OkStatus();
+}
+
+Status GpuWorker::BuildDrafter(const LoadPlan& plan) {
+  const ModelConfig& config = source_->config();
+  const ModelSource& head = head_ != nullptr ? *head_ : *source_;
+  LODE_ASSIGN_OR_RETURN(
+      std::vector<int32_t> vocabulary,
+      ReadDraftVocabulary(plan.draft_vocab, plan.draft_vocab_top, config.vocab));
+  LODE_ASSIGN_OR_RETURN(draft_weights_, DraftWeights::Load(head, *source_, weights_, *device_,
+                                                           std::move(vocabulary)));
+  draft_weights_.full_width_norm = plan.mtp_full_width_norm;
+  LODE_ASSIGN_OR_RETURN(draft_lanes_, LocalExpertLanes::LoadDraft(head, *device_));
+  LODE_ASSIGN_OR_RETURN(drafter_, Drafter::Create(config, draft_weights_, weights_, *device_,
+                                                  state_->draft_attention(), *draft_lanes_));
+  draft_loop_ = std::make_unique<DraftLoop>(config.vocab, plan.sequence_slots, plan.context,
+                                            *drafter_, device_->pool());
   return OkStatus();
 }
 
@@ -194,6 +218,7 @@ void GpuWorker::BuildLoop(const LoadPlan& plan) {
                         forward_.get(),
                         tier_.get(),
                         lanes_.get(),
+                        draft_loop_.get(),
                         exchange_->As<ExchangeHeader>(),
                         window_->As<WindowSegment>()};
   std::lock_guard<std::mutex> lock(mutex_);
@@ -204,7 +229,14 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   ReadyReport report;
   uint64_t device_bytes = 0;
   for (const DeviceAllocation& a : device_->allocations()) device_bytes += a.bytes;
+  const uint64_t draft_experts = draft_lanes_ != nullptr ? draft_lanes_->bytes() : 0;
+  device_bytes += draft_experts;
   report.memory_bytes = device_bytes + tier_->slot_bytes_total();
+  if (draft_lanes_ != nullptr) {
+    report.facts["draft_head"] = head_ != nullptr ? plan.mtp : plan.model;
+    report.facts["draft_bytes"] = std::to_string(draft_weights_.bytes + draft_experts);
+    report.facts["draft_vocabulary"] = std::to_string(draft_weights_.output.rows);
+  }
   report.facts["device"] = plan.device;
   report.facts["isa"] = device_->kernels().name;
   report.facts["threads"] = std::to_string(device_->pool().threads());

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu_worker/local_expert_lanes.h"
 #include "gpu_worker/worker_loop.h"
 #include "shared/base/fd.h"
 #include "shared/control/load_plan.h"
@@ -50,6 +51,7 @@ class GpuWorker {
   Status OpenModel(const LoadPlan& plan);
   Status AttachSegments(const LoadPlan& plan, GpuSegments segments);
   Status BuildDevice(const LoadPlan& plan, const ProgressFn& progress);
+  Status BuildDrafter(const LoadPlan& plan);
   Status WaitForArenas(const ProgressFn& progress);
   Status FillTier(const LoadPlan& plan, const ProgressFn& progress);
   void BuildLoop(const LoadPlan& plan);
@@ -60,6 +62,8 @@ class GpuWorker {
   // Loading thread; const after Load. Destroyed in reverse order.
   const std::atomic<bool>* stop_ = nullptr;
   std::unique_ptr<ModelSource> source_;
+  std::unique_ptr<ModelSource> head_;  // separate draft head, or null
+  bool drafts_ = false;                // a head is there and wanted
   std::unique_ptr<Segment> window_, exchange_;
   std::vector<std::unique_ptr<Segment>> arena_segments_;
   std::vector<ArenaLayout> layouts_;
@@ -71,6 +75,10 @@ class GpuWorker {
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<ExpertTier> tier_;
   std::unique_ptr<CpuLanes> lanes_;
+  DraftWeights draft_weights_ = {};
+  std::unique_ptr<LocalExpertLanes> draft_lanes_;
+  std::unique_ptr<Drafter> drafter_;
+  std::unique_ptr<DraftLoop> draft_loop_;
   mutable std::mutex mutex_;  // guards the pointer: statistics may be asked for while loading
   std::unique_ptr<GpuWorkerLoop> loop_;
 };

@@ -2,7 +2,7 @@
 // Steps 4 to 10 of the life of a token.
 //
 //   plan taken | validated | tunables applied | tier border | staged | forward (lanes inside) |
-//   picked | result published
+//   picked | drafts | result published
 //
 // A window either ends ok, or leaves nothing behind: the daemon may send the same rows again under
 // a new number. Thread: Run owns the calling thread. Counters may be read, and WorkerReplaced
@@ -18,6 +18,7 @@
 
 #include "gpu_worker/cpu_device.h"
 #include "gpu_worker/cpu_lanes.h"
+#include "gpu_worker/draft_loop.h"
 #include "gpu_worker/expert_tier.h"
 #include "gpu_worker/forward.h"
 #include "gpu_worker/plan_check.h"
@@ -39,6 +40,7 @@ struct GpuLoopParts {
   Forward* forward;
   ExpertTier* tier;
   CpuLanes* lanes;
+  DraftLoop* drafts;  // null: the model has no draft head
   ExchangeHeader* exchange;
   WindowSegment* window;
 };

@@ -18,9 +18,18 @@ struct SamplingOptions {
   std::vector<std::string> stop;
 };
 
+struct DraftFlags {
+  int64_t spec = -1;         // rows of a window: the decode row and spec - 1 drafts; -1: the daemon's
+  std::string source;        // none, head, lookup, both; empty: the daemon's
+  double min_p = -1;         // -1: the daemon's
+  bool coupled = false, uncoupled = false, fixed = false;
+};
+
 struct RunOptions {
   ConnectOptions connect;
   SamplingOptions sampling;
+  DraftFlags drafts;
+  int64_t expert_slots = -1;  // of a private stack; -1: no limit of its own
   std::string prompt;  // "-": standard input
   std::string system;  // system message
   bool raw = false;    // continue the prompt itself, without the chat template

@@ -44,12 +44,29 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
       ->check(CLI::Range(int64_t{0}, INT64_MAX));
   app->add_option("--stop", s.stop, "End the answer before this text (may be repeated)")
       ->allow_extra_args(false);
+  DraftFlags& d = o->drafts;
+  app->add_option("--spec", d.spec,
+                  "Rows of a window: 1 = no drafts, N = at most N - 1 (never changes the answer)")
+      ->check(CLI::Range(1, 8));
+  app->add_option("--draft-source", d.source, "Where drafts come from: none, head, lookup or both")
+      ->check(CLI::IsMember({"none", "head", "lookup", "both"}));
+  app->add_option("--draft-min-p", d.min_p, "The draft head guesses on while it is this sure")
+      ->check(CLI::Range(0.0, 1.0));
+  auto* coupled = app->add_flag("--draft-coupled", d.coupled,
+                                "The draft head draws like the answer, with the same random numbers");
+  app->add_flag("--draft-argmax", d.uncoupled, "The draft head takes its likeliest token")
+      ->excludes(coupled);
+  app->add_flag("--draft-fixed", d.fixed, "Verify all drafts there are, not only those that pay");
+  app->add_option("--expert-slots", o->expert_slots,
+                  "Experts in VRAM at most, of a private stack; 0 = the daemon's default")
+      ->check(CLI::Range(0, 1 << 18));
   auto* think =
       app->add_flag("--think", o->think, "Ask the template for a thought before the answer");
   app->add_flag("--no-think", o->no_think, "Ask the template for no thought")->excludes(think);
   app->add_flag("--timing", o->timing, "Print where the time went, by stage and lane");
   app->add_flag("--summary", o->summary,
-                "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...");
+                "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...; before "
+                "it, what drafts did");
   app->add_flag("--hash", o->hash, "Print the hash over the logits of the answer");
 }
 
