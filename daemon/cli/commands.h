@@ -3,6 +3,7 @@
 // everything else to stderr.
 #pragma once
 
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct RunOptions {
   SamplingOptions sampling;
   DraftFlags drafts;
   int64_t expert_slots = -1;  // of a private stack; -1: no limit of its own
+  std::string mtp;            // separate draft head of a private stack
   std::string prompt;  // "-": standard input
   std::string system;  // system message
   bool raw = false;    // continue the prompt itself, without the chat template
@@ -41,6 +43,8 @@ Status Chat(const RunOptions& options);
 
 Status ShowStatus(ConnectOptions connect, bool json);
 Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw);
+// "id count" lines of the tokens of a text, most frequent first: what option draft_vocab reads.
+Status CountTokens(const ConnectOptions& connect, std::istream& in, bool raw);
 Status Inspect(const std::string& model, bool tensors);
 
 struct EvalOptions {

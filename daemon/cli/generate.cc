@@ -33,18 +33,19 @@ void FillDrafts(const DraftFlags& in, v1::Drafts* drafts) {
   if (in.fixed) drafts->set_fixed(true);
 }
 
-// --expert-slots belongs to the daemon's start, so it needs a stack of its own.
+// What belongs to the daemon's start needs a stack of its own.
 StatusOr<ConnectOptions> ConnectionOf(const RunOptions& options) {
   ConnectOptions connect = options.connect;
-  if (options.expert_slots < 0) return connect;
-  if (connect.model.empty() && !connect.private_stack) {
+  if (options.expert_slots < 0 && options.mtp.empty()) return connect;
+  if (connect.model.empty()) {
     return InvalidArgument(
-        "--expert-slots limits the tier of a private stack; give --model, or start the daemon with "
-        "--expert_slots={}",
-        options.expert_slots);
+        "--expert-slots limits the tier of a private stack, and --mtp is read by one: give --model, "
+        "or start the daemon with these options");
   }
   connect.private_stack = true;
-  connect.daemon_flags.push_back(fmt::format("--expert_slots={}", options.expert_slots));
+  if (options.expert_slots >= 0)
+    connect.daemon_flags.push_back(fmt::format("--expert_slots={}", options.expert_slots));
+  if (!options.mtp.empty()) connect.daemon_flags.push_back("--mtp=" + options.mtp);
   return connect;
 }
 

@@ -2,6 +2,7 @@
 // commands.h has the rest.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <iostream>
 
 #include "cpu_worker/bench/report.h"
 #include "daemon/cli/commands.h"
@@ -57,6 +58,7 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
   app->add_flag("--draft-argmax", d.uncoupled, "The draft head takes its likeliest token")
       ->excludes(coupled);
   app->add_flag("--draft-fixed", d.fixed, "Verify all drafts there are, not only those that pay");
+  app->add_option("--mtp", o->mtp, "Separate draft-head file, of a private stack");
   app->add_option("--expert-slots", o->expert_slots,
                   "Experts in VRAM at most, of a private stack; 0 = the daemon's default")
       ->check(CLI::Range(0, 1 << 18));
@@ -82,6 +84,30 @@ void AddBench(CLI::App* app, BenchFlags* flags, Status* status) {
   kernels->footer(kBenchKernelsAbout);
   AddBenchKernelsFlags(kernels, &flags->kernels, &flags->json);
   kernels->callback([=] { *status = BenchKernels(flags->kernels, flags->json, stdout, stderr); });
+}
+
+struct TokenizeOptions {
+  ConnectOptions connect;
+  std::string text;
+  bool raw = false, counts = false;
+};
+
+CLI::App* AddTokenize(CLI::App* app, TokenizeOptions* o) {
+  CLI::App* tokenize = app->add_subcommand("tokenize", "Show the tokens of a text");
+  AddConnect(tokenize, &o->connect);
+  tokenize->add_flag("--raw", o->raw, "Do not look for special tokens");
+  tokenize->add_flag("--counts", o->counts,
+                     "Read a corpus from standard input and print 'id count' lines (for the option "
+                     "draft_vocab)");
+  tokenize->add_option("text", o->text, "The text");
+  return tokenize;
+}
+
+Status RunTokenize(const TokenizeOptions& o) {
+  if (o.counts) return CountTokens(o.connect, std::cin, o.raw);
+  if (o.text.empty())
+    return InvalidArgument("give a text, or --counts and a corpus on standard input");
+  return Tokenize(o.connect, o.text, o.raw);
 }
 
 constexpr int kUsageError = 2;
@@ -123,14 +149,9 @@ int Main(int argc, char** argv) {
   status_app->add_flag("--json", json, "As JSON");
   status_app->callback([&] { status = ShowStatus(status_connect, json); });
 
-  ConnectOptions tokenize_connect;
-  std::string text;
-  bool raw = false;
-  CLI::App* tokenize_app = app.add_subcommand("tokenize", "Show the tokens of a text");
-  AddConnect(tokenize_app, &tokenize_connect);
-  tokenize_app->add_flag("--raw", raw, "Do not look for special tokens");
-  tokenize_app->add_option("text", text, "The text")->required();
-  tokenize_app->callback([&] { status = Tokenize(tokenize_connect, text, raw); });
+  TokenizeOptions tokenize;
+  CLI::App* tokenize_app = AddTokenize(&app, &tokenize);
+  tokenize_app->callback([&] { status = RunTokenize(tokenize); });
 
   std::string file;
   bool tensors = false;

@@ -46,7 +46,7 @@ class GgufSource : public ModelSource {
       if (file.FindValue(full) == nullptr) return OkStatus();
       LODE_ASSIGN_OR_RETURN(const uint64_t value, file.GetUint(full, UINT32_MAX));
       if (value == wanted) return OkStatus();
-      return InvalidArgument("{}: key '{}' of the draft head is {}, the model needs {}; is it the head of another model?",
+      return InvalidArgument("{}: key '{}' of the draft head is {}, the model needs {}; is it another model's head?",
                              path, full, value, wanted);
     };
     LODE_RETURN_IF_ERROR(agrees("block_count", trunk.layers + 1));

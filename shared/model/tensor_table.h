@@ -13,7 +13,7 @@ namespace lode {
 
 enum class TensorKind {
   kFloat,    // vectors, convolutions: used as floats, so F32, F16 or BF16
-  kWidened,  // inject: used as floats too, but published draft heads store it as Q8_0; any computed format, widened at load
+  kWidened,  // inject: used as floats, in any computed format (published draft heads have Q8_0), widened at load
   kMatrix,   // {in, out}: any computed format
   kExperts,  // {in, out, experts}
   kTable,    // n-gram rows, gathered by ReadScattered

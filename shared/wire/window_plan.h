@@ -66,7 +66,7 @@ struct SequencePlan {
 };
 enum DraftFlags : uint8_t {
   kDraftFollow = 1u << 0,   // the head catches up with this window's accepted rows, so that it may guess now or later
-  kDraftCoupled = 1u << 1,  // guesses are drawn with the row's own sampling, lists and key instead of taken at the maximum
+  kDraftCoupled = 1u << 1,  // guesses are drawn with the row's own sampling, lists and key, not taken at the maximum
 };
 
 enum WindowFlags : uint32_t {

@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "shared/shm/wait_word.h"
 #include "tests/bits/answers.h"
@@ -16,7 +17,7 @@
 namespace lode {
 namespace {
 
-constexpr uint32_t kAnswerTokens = 40;
+constexpr uint32_t kAnswerTokens = 24;
 constexpr const char* kPrompts[] = {
     "def read_lines(path):\n    \"\"\"Return the lines of a text file.\"\"\"\n    with",
     "x = 1\ny = 1\nx = 1\ny = 1\nx = 1\ny =",
@@ -145,7 +146,9 @@ uint32_t Sum(const uint32_t (&counts)[kDraftsMax + 1]) {
 }
 
 TEST_F(DraftMatrix, EveryWayOfDraftingGivesTheSameBits) {
-  const std::vector<Combination> list = ChooseCombinations(kFactors, 120, 3);
+  // LODE_DRAFT_PAIRS: only every pair of values, for a busy machine.
+  const bool pairs = std::getenv("LODE_DRAFT_PAIRS") != nullptr;
+  const std::vector<Combination> list = ChooseCombinations(kFactors, 1, pairs ? 2 : 3);
   uint64_t offered[kDraftSources] = {}, held[kDraftSources] = {};
   for (uint32_t i = 0; i < list.size(); ++i) {
     const Combination& c = list[i];
@@ -156,6 +159,7 @@ TEST_F(DraftMatrix, EveryWayOfDraftingGivesTheSameBits) {
     const std::vector<Answer> answers = Ask(drafts, c[5] + 1, i);
     ExpectAnswers(answers, i);
     if (HasFailure()) return;
+    if (i % 10 == 0) std::fprintf(stderr, "%u of %zu combinations\n", i, list.size());
     uint32_t deepest = 0, by_source[kDraftSources] = {};
     for (const Answer& answer : answers) {
       for (uint32_t s = 0; s < kDraftSources; ++s) {
@@ -179,8 +183,8 @@ TEST_F(DraftMatrix, EveryWayOfDraftingGivesTheSameBits) {
                 DraftSourceName(static_cast<DraftSource>(s)),
                 static_cast<unsigned long long>(offered[s]), static_cast<unsigned long long>(held[s]),
                 list.size());
-    EXPECT_GT(offered[s], 500u);
-    EXPECT_GT(held[s], 100u);
+    EXPECT_GT(offered[s], pairs ? 50u : 300u);
+    EXPECT_GT(held[s], pairs ? 10u : 60u);
   }
 }
 
