@@ -64,6 +64,7 @@ class DraftMatrix : public ::testing::Test {
     auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = 2});
     ASSERT_TRUE(stack.ok()) << stack.status();
     stack_ = std::move(*stack);
+    ASSERT_TRUE(stack_->UseBestIsa(1).ok());
 
     auto engine = LocalEngine::Create(model, {.threads = 2, .context = 512});
     ASSERT_TRUE(engine.ok()) << engine.status();

@@ -50,6 +50,7 @@ class DraftReplay : public ::testing::Test {
     auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = 2});
     ASSERT_TRUE(stack.ok()) << stack.status();
     stack_ = std::move(*stack);
+    ASSERT_TRUE(stack_->UseBestIsa(1).ok());
   }
 
   Measured Ask(const DraftOptions& drafts, uint32_t tokens) {

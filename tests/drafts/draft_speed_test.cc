@@ -34,6 +34,7 @@ class DraftSpeed : public ::testing::Test {
     auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = 2});
     ASSERT_TRUE(stack.ok()) << stack.status();
     stack_ = std::move(*stack);
+    ASSERT_TRUE(stack_->UseBestIsa(1).ok());
   }
 
   struct Answer {
