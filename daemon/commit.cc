@@ -105,6 +105,7 @@ void AddTiming(const WindowPlan& plan, const WindowResult& result, Sequence* seq
   RequestTiming& timing = sequence->usage.timing;
   ++timing.windows;
   timing.window_ns += result.window_ns;
+  timing.draft_ns += result.draft_ns;
   for (uint32_t i = 0; i < kLanes; ++i) {
     timing.lane_ns[i] += result.lane_ns[i];
     timing.lane_bytes[i] += result.bytes[i];
@@ -154,6 +155,7 @@ Committed CommitRows(const WindowPlan& plan, const WindowResult& result, uint32_
     AppendToken(got, now_ns, sequence, &out);
   }
   sequence->last_accepted = accepted;
+  if (out.answer_tokens > 0) ++sequence->usage.decode_windows;
   return out;
 }
 

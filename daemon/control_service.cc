@@ -41,6 +41,11 @@ void FillLoadPlan(const LoadPlan& plan, pb::LoadPlan* out) {
   out->set_wait_ms(plan.wait_ms);
   out->set_wait_max_ms(plan.wait_max_ms);
   out->set_float_reference(plan.float_reference);
+  out->set_draft_head(plan.draft_head);
+  out->set_mtp(plan.mtp);
+  out->set_mtp_full_width_norm(plan.mtp_full_width_norm);
+  out->set_draft_vocab(plan.draft_vocab);
+  out->set_draft_vocab_top(plan.draft_vocab_top);
   out->set_device(plan.device);
   out->set_device_index(plan.device_index);
   out->set_lock_memory(plan.lock_memory);

@@ -6,7 +6,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
+#include "daemon/draft_source.h"
 #include "shared/base/limits.h"
 #include "shared/wire/window_result.h"
 
@@ -49,6 +51,11 @@ struct EngineCounters {
   Counter requests_submitted{0}, requests_refused{0};
   std::array<Counter, 4> requests_finished = {};  // [FinishReason]
   Counter prompt_tokens{0}, answer_tokens{0}, drafted_tokens{0}, accepted_draft_tokens{0};
+  // By draft source and depth (1 = right behind the decode row).
+  std::array<std::array<Counter, kDraftsMax + 1>, kDraftSources> drafts_offered = {},
+                                                                 drafts_held = {};
+  Counter draft_ns{0}, verify_ns{0};  // of windows: drafting; everything else
+  Counter decode_shares{0};           // (sequence, window) pairs that gave tokens of an answer
   // Windows, by how they ended.
   Counter windows_ok{0}, windows_aborted{0}, windows_not_finite{0}, windows_bad_plan{0},
       windows_lost{0};
@@ -64,6 +71,26 @@ struct EngineCounters {
   DurationHistogram first_token_time;  // submitted -> first token
   DurationHistogram token_time;        // between two tokens of one answer
   DurationHistogram queue_time;        // submitted -> admitted
+};
+
+// Tokens per (sequence, window) pair that gave any, over the last kWindows windows. Scheduler thread.
+class TokenRate {
+ public:
+  static constexpr uint32_t kWindows = 256;
+  void AddWindow(uint32_t shares, uint32_t tokens) {
+    if (shares == 0) return;
+    auto& slot = ring_[next_++ % kWindows];
+    shares_ += shares - slot.first;
+    tokens_ += tokens - slot.second;
+    slot = {shares, tokens};
+  }
+  double per_window() const {
+    return shares_ ? static_cast<double>(tokens_) / static_cast<double>(shares_) : 0;
+  }
+
+ private:
+  std::array<std::pair<uint32_t, uint32_t>, kWindows> ring_ = {};
+  uint64_t shares_ = 0, tokens_ = 0, next_ = 0;
 };
 
 // hit_rate and pcie_share over the last kWindows windows. Written by the scheduler thread only;

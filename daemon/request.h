@@ -14,20 +14,42 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/draft_source.h"
 #include "shared/base/status.h"
 #include "shared/wire/window_plan.h"
 #include "shared/wire/window_result.h"
 
 namespace lode {
 
+// Tests and measurements: drafts made from the answer itself, of which a chosen share is wrong.
+struct ReplayDrafts {
+  std::vector<int32_t> answer;
+  double right = 1;   // share of drafts that are the answer's own token
+  uint64_t seed = 0;  // which ones are not: a function of seed and place
+};
+
+// Guesses of an answer. They change its speed and nothing else.
+struct DraftOptions {
+  uint32_t max = 0;      // drafts of one window, at most kDraftsMax; 0: none
+  bool head = true;      // the model's draft head, when there is one
+  bool lookup = true;    // repetitions of the sequence's own tokens
+  float min_p = 0.5f;    // the head guesses while it is at least this sure
+  bool coupled = false;  // the head draws with the request's own sampling and key
+  bool fixed = false;    // always as many as there are; false: as many as pay
+  std::shared_ptr<const ReplayDrafts> replay;  // offered instead of guesses and repetitions
+};
+
 struct Request {
   std::string id;                      // for logs
   std::vector<int32_t> prompt;         // at least one token
   SamplingPlan sampling = {};          // complete (defaults already applied)
   std::vector<TokenBias> logit_bias;
+  // ceil(vocab / 32) words, bit set = the token may be picked; null: every token may.
+  std::shared_ptr<const std::vector<uint32_t>> allowed;
   uint32_t max_tokens = 0;             // >= 1, or 0 together with prompt_logprobs (scoring only)
   std::vector<std::string> stop;
   std::vector<int32_t> stop_tokens;    // complete: the model's end tokens are in here unless ignored
+  DraftOptions drafts;
   bool want_logprobs = false;
   uint32_t top_logprobs = 0;
   bool prompt_logprobs = false;
@@ -47,6 +69,7 @@ struct TokenOut {
 
 struct RequestTiming {
   uint64_t windows = 0, window_ns = 0;
+  uint64_t draft_ns = 0;               // of window_ns: following and guessing
   uint64_t stage_ns[kStages] = {};
   uint64_t lane_ns[kLanes] = {};
   uint64_t lane_bytes[kLanes] = {};
@@ -55,6 +78,10 @@ struct RequestTiming {
 struct RequestUsage {
   uint32_t prompt_tokens = 0, cached_prompt_tokens = 0, completion_tokens = 0;
   uint32_t drafted_tokens = 0, accepted_draft_tokens = 0;
+  // The same by source (DraftSource) and depth, 1 = right behind the decode row.
+  uint32_t drafts_offered[kDraftSources][kDraftsMax + 1] = {};
+  uint32_t drafts_held[kDraftSources][kDraftsMax + 1] = {};
+  uint32_t decode_windows = 0;         // windows that gave tokens of the answer
   uint64_t lookups[kLanes] = {};       // this request's own rows
   uint64_t queue_ns = 0, prompt_ns = 0, decode_ns = 0;
   RequestTiming timing;
@@ -117,6 +144,7 @@ struct EngineSnapshot {                // for Status and metrics; a copy, any th
   std::vector<WorkerInfo> workers;
   uint32_t running = 0, queued = 0, slots = 0, kv_blocks = 0, kv_blocks_free = 0;
   double hit_rate = 0, pcie_share = 0; // last 256 windows
+  double tokens_per_window = 0;        // last 256 windows that gave tokens of answers
   uint64_t last_progress_ns = 0;
   std::map<std::string, std::string> facts;
 };

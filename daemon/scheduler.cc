@@ -54,6 +54,7 @@ Scheduler::Scheduler(SchedulerConfig config, Fleet* fleet, const Tokenizer* toke
       tunables_(config_.tunables),
       prompt_rows_(config_.prompt_rows),
       kv_(config_.kv_blocks),
+      drafts_(config_.drafts),
       runner_(fleet,
               RunnerConfig{config_.spin_ns, static_cast<uint64_t>(config_.watchdog_seconds * 1e9)},
               &stop_) {
@@ -117,6 +118,15 @@ Status Scheduler::CheckRequest(const Request& request) const {
           bias.bias, bias.token, config_.vocab);
     }
   }
+  if (request.allowed != nullptr && request.allowed->size() != (config_.vocab + 31) / 32) {
+    return InvalidArgument("a mask of {} words does not fit the vocabulary of {}",
+                           request.allowed->size(), config_.vocab);
+  }
+  if (request.drafts.max > kDraftsMax ||
+      !(request.drafts.min_p >= 0 && request.drafts.min_p <= 1)) {
+    return InvalidArgument("{} drafts with min_p = {} are asked for; at most {} and 0 to 1 are possible",
+                           request.drafts.max, request.drafts.min_p, kDraftsMax);
+  }
   return CheckSampling(request.sampling);
 }
 
@@ -170,6 +180,7 @@ EngineSnapshot Scheduler::Snapshot() const {
     snapshot.kv_blocks_free = view_.kv_free;
     snapshot.hit_rate = view_.hit_rate;
     snapshot.pcie_share = view_.pcie_share;
+    snapshot.tokens_per_window = view_.tokens_per_window;
     switch (state_) {
       case State::kLoading:
         snapshot.state = "loading";

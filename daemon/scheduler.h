@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/draft_planner.h"
 #include "daemon/engine_counters.h"
 #include "daemon/fleet.h"
 #include "daemon/kv_blocks.h"
@@ -36,6 +37,7 @@ struct SchedulerConfig {
   uint32_t kv_blocks = 1;
   uint32_t queue = 0;  // requests that may wait
   uint32_t prompt_rows = kWindowRowsMax;
+  DraftSetup drafts;
   double slow_client_seconds = 30;
   double request_seconds = 0;  // 0: none
   double watchdog_seconds = 60;
@@ -126,7 +128,7 @@ class Scheduler : public Engine {
   bool poked_ = false;       // something changed for the loop
   struct View {              // of the loop's state, for Snapshot
     uint32_t running = 0, kv_free = 0;
-    double hit_rate = 0, pcie_share = 0;
+    double hit_rate = 0, pcie_share = 0, tokens_per_window = 0;
   } view_;
 
   // Loop thread only.
@@ -138,6 +140,8 @@ class Scheduler : public Engine {
   uint32_t aborted_in_a_row_ = 0;
   LaneBackoff lane_backoff_;
   LaneRates rates_;
+  DraftPlanner drafts_;
+  TokenRate token_rate_;
   uint64_t stalls_counted_ = 0;
 
   // Own synchronisation.

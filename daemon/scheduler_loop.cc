@@ -179,10 +179,15 @@ bool Scheduler::PlanWindow(WindowPlan* plan, std::vector<Sequence*>* planned) {
     if (sequence->stream->Full())
       needs.back().rows = 0;  // the client does not read: only its own sequence waits
   }
-  for (const RowShare& share : ShareRows(needs, limits)) {
-    Sequence* sequence = live_[share.index].get();
-    AppendRows(*sequence, share.rows, plan);
-    planned->push_back(sequence);
+  const std::vector<RowShare> shares = ShareRows(needs, limits);
+  for (const RowShare& share : shares) planned->push_back(live_[share.index].get());
+  drafts_.Choose(*planned, shares, limits.window_rows);
+  for (size_t i = 0; i < shares.size(); ++i) {
+    Sequence* sequence = (*planned)[i];
+    AppendRows(*sequence, shares[i].rows, plan);
+    const bool picks = plan->rows[plan->n_rows - 1].pick != 0;
+    AppendDrafts(*sequence, plan);
+    drafts_.Ask(sequence, picks, static_cast<uint32_t>(shares.size()), &plan->seqs[i]);
     if (sequence->area_generation != link_->generation || sequence->penalised()) {
       WriteSequenceArea(*sequence, &link_->window->sequences[sequence->slot]);
       sequence->area_generation = link_->generation;
@@ -206,6 +211,7 @@ void Scheduler::RunWindow(WindowPlan* plan, const std::vector<Sequence*>& planne
       aborted_in_a_row_ = 0;
       lane_backoff_.Done((plan->flags & kCpuLaneDown) != 0);
       CountWindow(*plan, result, NowNs() - begin);
+      drafts_.ObserveWindow(*plan, result, NowNs() - begin, &counters_);
       return CommitWindow(*plan, result, planned);
     case WindowStatus::kAborted:
       return HandleAborted(*plan, result, planned);
@@ -235,6 +241,7 @@ void Scheduler::RunWindow(WindowPlan* plan, const std::vector<Sequence*>& planne
 void Scheduler::CommitWindow(const WindowPlan& plan, const WindowResult& result,
                              const std::vector<Sequence*>& planned) {
   const uint64_t now = NowNs();
+  uint32_t tokens = 0, shares = 0;
   for (uint32_t i = 0; i < planned.size(); ++i) {
     Sequence* sequence = planned[i];
     const uint64_t before = sequence->last_token_ns;
@@ -246,6 +253,10 @@ void Scheduler::CommitWindow(const WindowPlan& plan, const WindowResult& result,
     Add(counters_.answer_tokens, done.answer_tokens);
     Add(counters_.drafted_tokens, usage.drafted_tokens - drafted);
     Add(counters_.accepted_draft_tokens, usage.accepted_draft_tokens - accepted);
+    tokens += done.answer_tokens;
+    shares += done.answer_tokens > 0 ? 1 : 0;
+    drafts_.Observe(result, i, usage.accepted_draft_tokens - accepted,
+                    done.event.finish.has_value(), sequence, &counters_);
     if (done.answer_tokens > 0 && before == 0)
       counters_.first_token_time.Observe(now - sequence->submitted_ns);
     if (done.answer_tokens > 0 && before != 0)
@@ -261,6 +272,8 @@ void Scheduler::CommitWindow(const WindowPlan& plan, const WindowResult& result,
                              sequence->answer_counts.size()));
     }
   }
+  Add(counters_.decode_shares, shares);
+  token_rate_.AddWindow(shares, tokens);
 }
 
 // Nothing was committed: the next plan holds the same rows under a new number.
@@ -360,6 +373,7 @@ void Scheduler::PublishView() {
   view_.kv_free = kv_.free();
   view_.hit_rate = rates_.hit_rate();
   view_.pcie_share = rates_.pcie_share();
+  view_.tokens_per_window = token_rate_.per_window();
   if (queue_.empty() && live_.empty()) idle_.notify_all();
 }
 

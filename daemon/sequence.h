@@ -12,6 +12,7 @@
 
 #include "daemon/detokenizer.h"
 #include "daemon/request.h"
+#include "daemon/sequence_drafts.h"
 #include "daemon/stop_matcher.h"
 #include "shared/base/status.h"
 
@@ -28,6 +29,7 @@ struct Sequence {
     epoch = new_epoch;
     rows_done = 0;
     last_accepted = 0;
+    drafts.guesses.clear();
   }
 
   uint32_t prompt_size() const { return static_cast<uint32_t>(request.prompt.size()); }
@@ -73,6 +75,7 @@ struct Sequence {
   uint64_t logits_hash = 0;  // chain over the rows of the answer's tokens
   uint64_t first_token_ns = 0, last_token_ns = 0;
   RequestUsage usage;
+  SequenceDrafts drafts;
 
  private:
   Sequence(StopMatcher matcher, Detokenizer text)

@@ -107,6 +107,11 @@ LoadPlan CommonPlan(const Options& options, const ModelSource& source, uint32_t 
   plan.sequence_slots = options.sequences;
   plan.context = context;
   plan.profile = options.profile;
+  plan.draft_head = options.draft_source == "head" || options.draft_source == "both";
+  plan.mtp = options.mtp;
+  plan.mtp_full_width_norm = options.mtp_norm == "full";
+  plan.draft_vocab = options.draft_vocab;
+  plan.draft_vocab_top = options.draft_vocab_top;
   plan.spin_us = spin_us;
   plan.wait_ms = options.wait_ms;
   plan.wait_max_ms = options.wait_max_ms;
@@ -114,6 +119,15 @@ LoadPlan CommonPlan(const Options& options, const ModelSource& source, uint32_t 
   plan.lock_memory = options.lock_memory;
   plan.huge_pages = HugePages(options.huge_pages);
   return plan;
+}
+
+// N of these hold at most N experts, exactly N where all layers have slots of one size.
+StatusOr<uint64_t> SmallestSlotBytes(const ModelSource& source) {
+  LODE_ASSIGN_OR_RETURN(const ArenaLayout layout, ComputeArenaLayout(source, 0, 1));
+  uint64_t least = ~uint64_t{0};
+  for (const LayerExperts& layer : layout.layers)
+    least = std::min(least, ExpertSlotBytes(layer, layout.hidden, layout.width));
+  return least;
 }
 
 }  // namespace
@@ -154,6 +168,11 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
     vram /= 2;
   } else if (vram == 0) {
     vram = ~uint64_t{0};  // cuda: all that is left after everything else was allocated
+  }
+
+  if (options.expert_slots > 0) {
+    LODE_ASSIGN_OR_RETURN(const uint64_t slot, SmallestSlotBytes(source));
+    vram = std::min(vram, options.expert_slots * slot);
   }
 
   EngineSetup setup;
@@ -202,9 +221,13 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
       options.split_policy == "balanced" ? SplitPolicy::kBalanced : SplitPolicy::kFixed);
   c.tunables.tier_policy = static_cast<uint32_t>(
       options.tier_policy == "static" ? TierPolicy::kStatic : TierPolicy::kDecayedLfu);
+  c.drafts.head = s.gpu_plan.draft_head && (!options.mtp.empty() || model.nextn_layers > 0);
   c.facts = {{"device", s.gpu_plan.device},
              {"kv_type", options.kv_type},
-             {"cpu_workers", std::to_string(n_workers)}};
+             {"cpu_workers", std::to_string(n_workers)},
+             {"draft_head", !c.drafts.head        ? "none"
+                            : options.mtp.empty() ? "of the model's file"
+                                                  : options.mtp}};
   setup.summary = fmt::format(
       "{}: device {}, {} CPU workers, {} device threads, context {}, {} sequences, {} KV blocks, "
       "pull "

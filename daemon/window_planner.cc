@@ -22,6 +22,21 @@ std::vector<uint32_t> InTurn(std::span<const RowNeed> needs, bool decode) {
   return turn;
 }
 
+// The row picks the token behind it. Its lists are those of the committed tokens; the worker counts
+// the window's drafts up to the row itself on top.
+void MakePicking(const Sequence& sequence, RowPlan* row) {
+  const Request& request = sequence.request;
+  row->needs_logits = 1;
+  row->pick = 1;
+  if (request.want_logprobs)
+    row->top_logprobs = static_cast<uint8_t>(std::min(request.top_logprobs, kLogprobsMax));
+  row->bias_offset = 0;
+  row->bias_count = static_cast<uint32_t>(request.logit_bias.size());
+  row->penalty_offset = PenaltyOffset(sequence);
+  row->penalty_count = static_cast<uint32_t>(sequence.answer_counts.size());
+  if (request.allowed != nullptr) row->mask_offset = kMaskOffset;
+}
+
 RowPlan RowAt(const Sequence& sequence, uint32_t position, uint32_t seq_index) {
   const Request& request = sequence.request;
   const bool last = position + 1 == sequence.tokens.size();
@@ -32,6 +47,7 @@ RowPlan RowAt(const Sequence& sequence, uint32_t position, uint32_t seq_index) {
   row.kind = last && position >= sequence.prompt_size() ? RowKind::kDecode : RowKind::kPrompt;
   row.target = -1;
   row.mask_offset = kNoMask;
+  row.next_token = last ? -1 : sequence.tokens[position + 1];
   // A prompt row reports its next token's log probability once; a rebuild does not ask again.
   if (request.prompt_logprobs && position < sequence.prompt_size() &&
       position >= sequence.prompt_argmax.size()) {
@@ -39,16 +55,7 @@ RowPlan RowAt(const Sequence& sequence, uint32_t position, uint32_t seq_index) {
     row.top_logprobs = static_cast<uint8_t>(std::min(request.top_logprobs, kLogprobsMax));
     if (position + 1 < sequence.prompt_size()) row.target = sequence.tokens[position + 1];
   }
-  if (last && !sequence.scoring_only()) {
-    row.needs_logits = 1;
-    row.pick = 1;
-    if (request.want_logprobs)
-      row.top_logprobs = static_cast<uint8_t>(std::min(request.top_logprobs, kLogprobsMax));
-    row.bias_offset = 0;
-    row.bias_count = static_cast<uint32_t>(request.logit_bias.size());
-    row.penalty_offset = PenaltyOffset(sequence);
-    row.penalty_count = static_cast<uint32_t>(sequence.answer_counts.size());
-  }
+  if (last && !sequence.scoring_only()) MakePicking(sequence, &row);
   return row;
 }
 
@@ -116,6 +123,25 @@ void AppendRows(const Sequence& sequence, uint32_t n_rows, WindowPlan* plan) {
   if (sequence.request.time_stages) plan->flags |= kTimeStages;
 }
 
+void AppendDrafts(const Sequence& sequence, WindowPlan* plan) {
+  const std::vector<int32_t>& drafts = sequence.drafts.offered;
+  LODE_CHECK(plan->n_rows + drafts.size() <= kWindowRowsMax, "{} drafts in a window of {} rows",
+             drafts.size(), plan->n_rows);
+  for (const int32_t token : drafts) {
+    const RowPlan& before = plan->rows[plan->n_rows - 1];
+    LODE_CHECK(before.pick, "a draft behind a row that picks nothing");
+    RowPlan row = {};
+    row.seq_index = before.seq_index;
+    row.position = before.position + 1;
+    row.token = token;
+    row.kind = RowKind::kDraft;
+    row.target = row.next_token = -1;
+    row.mask_offset = kNoMask;
+    MakePicking(sequence, &row);
+    plan->rows[plan->n_rows++] = row;
+  }
+}
+
 uint32_t PenaltyOffset(const Sequence& sequence) {
   return static_cast<uint32_t>(sequence.request.logit_bias.size() * sizeof(TokenBias));
 }
@@ -131,6 +157,12 @@ void WriteSequenceArea(const Sequence& sequence, SequenceArea* area) {
   std::copy(sequence.kv_blocks.begin(), sequence.kv_blocks.end(), area->kv_blocks);
   const auto& biases = sequence.request.logit_bias;
   if (!biases.empty()) std::memcpy(area->heap, biases.data(), biases.size() * sizeof(TokenBias));
+  if (sequence.request.allowed != nullptr) {
+    const std::vector<uint32_t>& words = *sequence.request.allowed;
+    LODE_CHECK(words.size() * sizeof(uint32_t) <= kSequenceHeapBytes - kMaskOffset,
+               "a mask of {} words", words.size());
+    std::memcpy(area->heap + kMaskOffset, words.data(), words.size() * sizeof(uint32_t));
+  }
   uint8_t* at = area->heap + PenaltyOffset(sequence);
   for (const auto& [token, count] : sequence.answer_counts) {
     const TokenCount entry{token, count};

@@ -8,10 +8,11 @@
 // decoders cannot starve a prompt, and a long prompt delays a decoder by at most one rotation. What
 // the decoders leave is dealt to the prompts one row at a time, round robin.
 //
+// Drafts are RowKind::kDraft rows behind a decode row, out of what decoders and prompts leave
+// (daemon/draft_planner.h decides how many).
+//
 // Seams. Chunked prefill enters here: a need of many rows becomes a prefill plan of its own kind
 // between two windows, under the same order; by the arithmetic's rules it gives the same bits.
-// Drafts enter as RowKind::kDraft rows behind a decode row, out of what the prompts leave;
-// daemon/commit.cc accepts them already.
 #pragma once
 
 #include <cstdint>
@@ -48,13 +49,19 @@ RowNeed NeedOf(const Sequence& sequence);
 // NeedOf(sequence).rows and room in the plan.
 void AppendRows(const Sequence& sequence, uint32_t n_rows, WindowPlan* plan);
 
+// Appends SequenceDrafts::offered as rows behind the sequence's decode row, which AppendRows has put
+// at the plan's end. REQUIRES room in the plan and cells for them.
+void AppendDrafts(const Sequence& sequence, WindowPlan* plan);
+
 // Where the lists of a sequence lie in its SequenceArea::heap: biases from 0, then the penalty
-// counts.
-inline constexpr uint32_t kListBytesMax = kSequenceHeapBytes / 2;  // the other half is for masks
+// counts; the mask in the other half.
+inline constexpr uint32_t kListBytesMax = kSequenceHeapBytes / 2;
+inline constexpr uint32_t kMaskOffset = kListBytesMax;
+static_assert(kSequenceHeapBytes - kMaskOffset >= kVocabMax / 8);
 uint32_t PenaltyOffset(const Sequence& sequence);
 // False when the lists do not fit: too many different tokens under penalties.
 bool ListsFit(const Sequence& sequence);
-// Writes block table, biases and penalty counts. Before the plan is published.
+// Writes block table, biases, penalty counts and mask. Before the plan is published.
 void WriteSequenceArea(const Sequence& sequence, SequenceArea* area);
 
 }  // namespace lode

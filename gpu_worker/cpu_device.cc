@@ -95,6 +95,12 @@ CpuDevice::CpuDevice(const ModelConfig& config, const CpuDeviceOptions& options,
   s.router_scratch.Resize(c.experts);
   s.shared_gate.Resize(c.shared_width);
   s.shared_up.Resize(c.shared_width);
+  if (options.drafts) {
+    s.draft_embed.Resize(c.hidden);
+    s.draft_residual.Resize(c.WideWidth());
+    s.draft_in.Resize(2 * c.hidden);
+    s.draft_out.Resize(c.hidden);
+  }
   if (c.ple.empty()) return;
   s.ple_embed.Resize(c.PleWidth());
   s.ple_key.Resize(c.WideWidth());

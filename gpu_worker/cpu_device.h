@@ -25,6 +25,7 @@ struct CpuDeviceOptions {
   std::string isa = "auto";
   bool float_reference = false;  // matrices dequantised, activations not quantised
   uint32_t context = 0;          // longest sequence in tokens; sizes the attention scratch
+  bool drafts = false;           // DraftInput will be called
 };
 
 // y[row][*] = w . x[row], for all rows of the window.
@@ -74,6 +75,8 @@ class CpuDevice final : public Device {
   void SharedExpert(const MoeWeights& w, const float* x, float* shared) override;
   void Combine(uint32_t layer, const RoutedRow* routed, const ExpertLanes& lanes,
                const float* shared, float* y) override;
+  void DraftInput(const DraftWeights& w, const WeightMatrix& embed, const float* residual,
+                  float* wide) override;
   void Head(const WeightMatrix& output, const float* x, float* logits) override;
 
  private:

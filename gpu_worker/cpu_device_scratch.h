@@ -52,6 +52,8 @@ struct CpuDevice::Scratch {
   RowBuffer router_logits, router_scratch, shared_gate, shared_up;
   float shared_inject[kWindowRowsMax] = {};
 
+  RowBuffer draft_embed, draft_residual, draft_in, draft_out;  // draft_in: one stream's pair
+
   RowBuffer ple_embed, ple_key, ple_query, ple_value, ple_gated, ple_z;
 };
 

@@ -17,6 +17,7 @@
 #include "gpu_worker/model_weights.h"
 #include "gpu_worker/sequence_layout.h"
 #include "gpu_worker/step_params.h"
+#include "shared/base/check.h"
 #include "shared/base/status.h"
 
 namespace lode {
@@ -79,7 +80,15 @@ class Device {
   virtual void Combine(uint32_t layer, const RoutedRow* routed, const ExpertLanes& lanes,
                        const float* shared, float* y) = 0;
 
-  // ---- head: logits [row][vocab], rows that need them only
+  // ---- draft head: the way into its layer. wide[row][s] = project . (norm(embedding of the row's
+  // token), norm(residual[row's source])[s]). `residual`: [row][streams * hidden], of the window
+  // before; another buffer than `wide`. A device without it cannot draft.
+  virtual void DraftInput(const DraftWeights&, const WeightMatrix&, const float* /*residual*/,
+                          float* /*wide*/) {
+    LODE_CHECK(false, "this device has no draft head");
+  }
+
+  // ---- head: logits [row][output.rows], rows that need them only
   virtual void Head(const WeightMatrix& output, const float* x, float* logits) = 0;
 };
 

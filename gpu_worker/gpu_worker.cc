@@ -8,7 +8,9 @@
 #include <thread>
 
 #include "gpu_worker/cpu_engine.h"
+#include "gpu_worker/draft_vocabulary.h"
 #include "shared/base/fault.h"
+#include "shared/base/log.h"
 #include "shared/wire/segment_headers.h"
 
 namespace lode {
@@ -76,6 +78,15 @@ Status GpuWorker::OpenModel(const LoadPlan& plan) {
         "starting",
         plan.model, source_->identity(), plan.identity);
   }
+  // The cuda device computes no draft head yet; drafts by prompt lookup need none.
+  const bool draft_head = plan.draft_head && plan.device != "cuda";
+  if (plan.draft_head && !draft_head) {
+    spdlog::info("device cuda runs no draft head yet: drafts come from prompt lookup only");
+  }
+  if (draft_head && !plan.mtp.empty()) {
+    LODE_ASSIGN_OR_RETURN(head_, ModelSource::OpenDraftHead(plan.mtp, source_->config()));
+  }
+  drafts_ = draft_head && (head_ != nullptr || source_->config().nextn_layers > 0);
   return CheckComputable(*source_);
 }
 
@@ -130,6 +141,7 @@ Status GpuWorker::MakeDevice(const LoadPlan& plan) {
   device.isa = plan.isa;
   device.float_reference = plan.float_reference;
   device.context = plan.context;
+  device.drafts = drafts_;
   LODE_ASSIGN_OR_RETURN(cpu_device_, CpuDevice::Create(config, device));
   device_ = cpu_device_.get();
   return OkStatus();
@@ -147,12 +159,30 @@ Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) 
   state.slots = plan.sequence_slots;
   state.kv_blocks = plan.kv_blocks;
   state.context = plan.context;
+  state.drafts = drafts_;
   LODE_ASSIGN_OR_RETURN(state.kv_type, ParseKvType(plan.kv_type));
   LODE_ASSIGN_OR_RETURN(state_, SequenceState::Create(config, *device_, state));
   if (!config.ple.empty()) {
     LODE_ASSIGN_OR_RETURN(ple_, PleReader::Create(*source_));
   }
   LODE_ASSIGN_OR_RETURN(forward_, Forward::Create(config, weights_, *device_, *state_, ple_.get()));
+  return drafts_ ? BuildDrafter(plan) : OkStatus();
+}
+
+Status GpuWorker::BuildDrafter(const LoadPlan& plan) {
+  const ModelConfig& config = source_->config();
+  const ModelSource& head = head_ != nullptr ? *head_ : *source_;
+  LODE_ASSIGN_OR_RETURN(
+      std::vector<int32_t> vocabulary,
+      ReadDraftVocabulary(plan.draft_vocab, plan.draft_vocab_top, config.vocab));
+  LODE_ASSIGN_OR_RETURN(draft_weights_, DraftWeights::Load(head, *source_, weights_, *device_,
+                                                           std::move(vocabulary)));
+  draft_weights_.full_width_norm = plan.mtp_full_width_norm;
+  LODE_ASSIGN_OR_RETURN(draft_lanes_, LocalExpertLanes::LoadDraft(head, *device_));
+  LODE_ASSIGN_OR_RETURN(drafter_, Drafter::Create(config, draft_weights_, weights_, *device_,
+                                                  state_->draft_attention(), *draft_lanes_));
+  draft_loop_ = std::make_unique<DraftLoop>(config.vocab, plan.sequence_slots, plan.context,
+                                            *drafter_, cpu_device_->pool());
   return OkStatus();
 }
 
@@ -230,6 +260,8 @@ void GpuWorker::BuildLoop(const LoadPlan& plan) {
                         engine_.get(),
                         state_.get(),
                         tier_.get(),
+                        draft_loop_.get(),
+                        forward_->wide(),
                         exchange_->As<ExchangeHeader>(),
                         window_->As<WindowSegment>()};
   std::lock_guard<std::mutex> lock(mutex_);
@@ -240,7 +272,14 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   ReadyReport report;
   uint64_t device_bytes = 0;
   for (const DeviceAllocation& a : device_->allocations()) device_bytes += a.bytes;
+  const uint64_t draft_experts = draft_lanes_ != nullptr ? draft_lanes_->bytes() : 0;
+  device_bytes += draft_experts;
   report.memory_bytes = device_bytes + tier_->slot_bytes_total();
+  if (draft_lanes_ != nullptr) {
+    report.facts["draft_head"] = head_ != nullptr ? plan.mtp : plan.model;
+    report.facts["draft_bytes"] = std::to_string(draft_weights_.bytes + draft_experts);
+    report.facts["draft_vocabulary"] = std::to_string(draft_weights_.output.rows);
+  }
   report.facts["device"] = plan.device;
   // On cuda the host computes nothing of the model; the table only has to exist here.
   const char* isa = cpu_device_ ? cpu_device_->kernels().name

@@ -17,6 +17,7 @@
 #include "gpu_worker/cpu_lanes.h"
 #include "gpu_worker/cuda_stack.h"
 #include "gpu_worker/forward.h"
+#include "gpu_worker/local_expert_lanes.h"
 #include "gpu_worker/worker_loop.h"
 #include "shared/base/fd.h"
 #include "shared/control/load_plan.h"
@@ -55,6 +56,7 @@ class GpuWorker {
   Status AttachSegments(const LoadPlan& plan, GpuSegments segments);
   Status MakeDevice(const LoadPlan& plan);
   Status BuildDevice(const LoadPlan& plan, const ProgressFn& progress);
+  Status BuildDrafter(const LoadPlan& plan);
   Status WaitForArenas(const ProgressFn& progress);
   Status FillTier(const LoadPlan& plan, const ProgressFn& progress);
   Status BuildEngine(const LoadPlan& plan);
@@ -66,6 +68,8 @@ class GpuWorker {
   // Loading thread; const after Load. Destroyed in reverse order.
   const std::atomic<bool>* stop_ = nullptr;
   std::unique_ptr<ModelSource> source_;
+  std::unique_ptr<ModelSource> head_;  // separate draft head, or null
+  bool drafts_ = false;                // a head is there and wanted
   std::unique_ptr<Segment> window_, exchange_;
   std::vector<std::unique_ptr<Segment>> arena_segments_;
   std::vector<ArenaLayout> layouts_;
@@ -80,6 +84,10 @@ class GpuWorker {
   std::unique_ptr<ExpertTier> tier_;
   std::unique_ptr<CpuLanes> lanes_;  // cpu device only
   std::unique_ptr<WindowEngine> engine_;
+  DraftWeights draft_weights_ = {};
+  std::unique_ptr<LocalExpertLanes> draft_lanes_;
+  std::unique_ptr<Drafter> drafter_;
+  std::unique_ptr<DraftLoop> draft_loop_;
   mutable std::mutex mutex_;  // guards the pointer: statistics may be asked for while loading
   std::unique_ptr<GpuWorkerLoop> loop_;
 };

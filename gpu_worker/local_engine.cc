@@ -18,7 +18,8 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& mo
                                                    .spin_ns = 0,
                                                    .isa = options.isa,
                                                    .float_reference = options.float_reference,
-                                                   .context = options.context}));
+                                                   .context = options.context,
+                                                   .drafts = options.drafts}));
   LODE_ASSIGN_OR_RETURN(e->weights_, ModelWeights::Load(*e->source_, *e->device_, nullptr));
   e->blocks_per_slot_ = (options.context + kKvBlockCells - 1) / kKvBlockCells;
   LODE_ASSIGN_OR_RETURN(e->state_,
@@ -26,13 +27,15 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& mo
                                               {.slots = options.slots,
                                                .kv_blocks = options.slots * e->blocks_per_slot_,
                                                .context = options.context,
-                                               .kv_type = options.kv_type}));
+                                               .kv_type = options.kv_type,
+                                               .drafts = options.drafts}));
   if (!config.ple.empty()) {
     LODE_ASSIGN_OR_RETURN(e->ple_, PleReader::Create(*e->source_));
   }
   LODE_ASSIGN_OR_RETURN(e->lanes_, LocalExpertLanes::Load(*e->source_, *e->device_));
   LODE_ASSIGN_OR_RETURN(
       e->forward_, Forward::Create(config, e->weights_, *e->device_, *e->state_, e->ple_.get()));
+  if (options.drafts) LODE_RETURN_IF_ERROR(e->LoadDrafter(options));
   e->epochs_.assign(options.slots, 1);
   e->committed_.assign(options.slots, 0);
   e->kv_blocks_.resize(options.slots);
@@ -44,6 +47,40 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& mo
   }
   e->stage_ns_.assign(kStages, 0);
   return e;
+}
+
+Status LocalEngine::LoadDrafter(const LocalEngineOptions& options) {
+  std::unique_ptr<ModelSource> separate;
+  if (!options.mtp.empty()) {
+    LODE_ASSIGN_OR_RETURN(separate, ModelSource::OpenDraftHead(options.mtp, config()));
+  }
+  const ModelSource& head = separate != nullptr ? *separate : *source_;
+  if (head.config().nextn_layers == 0)
+    return InvalidArgument("{} has no draft block", source_->description());
+  LODE_ASSIGN_OR_RETURN(draft_weights_, DraftWeights::Load(head, *source_, weights_, *device_,
+                                                           options.draft_vocabulary));
+  draft_weights_.full_width_norm = options.mtp_full_width_norm;
+  LODE_ASSIGN_OR_RETURN(draft_lanes_, LocalExpertLanes::LoadDraft(head, *device_));
+  LODE_ASSIGN_OR_RETURN(drafter_, Drafter::Create(config(), draft_weights_, weights_, *device_,
+                                                  state_->draft_attention(), *draft_lanes_));
+  return OkStatus();
+}
+
+StatusOr<WindowOutcome> LocalEngine::Draft(std::span<const LocalDraftRow> rows, bool chained) {
+  if (drafter_ == nullptr) return FailedPrecondition("the engine was made without drafts");
+  if (rows.size() > kWindowRowsMax)
+    return InvalidArgument("{} rows do not fit one pass of {}", rows.size(), kWindowRowsMax);
+  StepParams params = {};
+  for (const LocalDraftRow& r : rows) {
+    if (params.n_seqs == 0 || params.seqs[params.n_seqs - 1].slot != r.slot) {
+      params.seqs[params.n_seqs++] = {
+          .slot = r.slot, .committed = r.position, .first_row = params.n_rows, .n_rows = 0};
+    }
+    ++params.seqs[params.n_seqs - 1].n_rows;
+    params.rows[params.n_rows++] = {params.n_seqs - 1, r.position, r.token, r.needs_logits ? 1u : 0u,
+                                    r.source};
+  }
+  return drafter_->Step(params, chained ? drafter_->wide() : forward_->wide());
 }
 
 void LocalEngine::AddSequence(uint32_t slot, WindowPlan* plan) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpu_worker/cpu_device.h"
+#include "gpu_worker/drafter.h"
 #include "gpu_worker/forward.h"
 #include "gpu_worker/local_expert_lanes.h"
 #include "gpu_worker/model_weights.h"
@@ -25,6 +26,10 @@ struct LocalEngineOptions {
   KvType kv_type = KvType::kQ8;
   uint32_t slots = 1;
   uint32_t context = 1024;  // tokens per sequence; every slot has its own KV blocks
+  bool drafts = false;      // load the model's draft block, or the head in `mtp`
+  std::string mtp = {};     // separate draft-head file
+  bool mtp_full_width_norm = true;
+  std::vector<int32_t> draft_vocabulary = {};  // empty: all tokens
 };
 
 // One row to compute: the sequence in `slot` gets `token` at `position`. Rows of a slot are
@@ -33,6 +38,16 @@ struct LocalRow {
   uint32_t slot;
   uint32_t position;
   int32_t token;
+  bool needs_logits = true;
+};
+
+// One row of the draft head: the residual of `position` (row `source` of the buffer given to Draft)
+// with the token at position + 1. Rows as in LocalRow.
+struct LocalDraftRow {
+  uint32_t slot;
+  uint32_t position;
+  int32_t token;
+  uint32_t source;
   bool needs_logits = true;
 };
 
@@ -55,6 +70,13 @@ class LocalEngine {
   // Folds accepted rows into the slot's state without computing anything.
   StatusOr<WindowOutcome> Flush(uint32_t slot);
 
+  // One pass of the draft head; REQUIRES the option drafts and a window behind it whose blocks hold
+  // the positions. `chained`: start from the last pass's residual instead of the last window's.
+  StatusOr<WindowOutcome> Draft(std::span<const LocalDraftRow> rows, bool chained);
+  std::span<const float> draft_logits(uint32_t row) const {
+    return {drafter_->logits(row), drafter_->logits_size()};
+  }
+
   std::span<const float> logits(uint32_t row) const {
     return {forward_->logits(row), source_->config().vocab};
   }
@@ -70,6 +92,7 @@ class LocalEngine {
  private:
   LocalEngine() = default;
   StatusOr<WindowOutcome> RunPlan(const WindowPlan& plan, ExpertLanes* lanes);
+  Status LoadDrafter(const LocalEngineOptions& options);
   void AddSequence(uint32_t slot, WindowPlan* plan) const;
 
   std::unique_ptr<ModelSource> source_;
@@ -79,6 +102,9 @@ class LocalEngine {
   std::unique_ptr<PleReader> ple_;
   std::unique_ptr<LocalExpertLanes> lanes_;
   std::unique_ptr<Forward> forward_;
+  DraftWeights draft_weights_ = {};
+  std::unique_ptr<LocalExpertLanes> draft_lanes_;
+  std::unique_ptr<Drafter> drafter_;
   uint32_t blocks_per_slot_ = 0;
   std::vector<uint64_t> epochs_;                  // [slot]
   std::vector<uint32_t> committed_;               // [slot]

@@ -16,7 +16,27 @@ uint32_t Units(uint32_t rows) { return (rows + kRowsPerUnit - 1) / kRowsPerUnit;
 
 StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::Load(const ModelSource& source,
                                                                    CpuDevice& device) {
-  std::unique_ptr<LocalExpertLanes> lanes(new LocalExpertLanes(source.config(), device));
+  return LoadLayers(source, device, 0, source.config().layers);
+}
+
+StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::LoadDraft(const ModelSource& source,
+                                                                        CpuDevice& device) {
+  return LoadLayers(source, device, source.config().layers, 1);
+}
+
+uint64_t LocalExpertLanes::bytes() const {
+  uint64_t bytes = 0;
+  for (const Layer& layer : layers_)
+    bytes += layer.gate.bytes.size() + layer.up.bytes.size() + layer.down.bytes.size();
+  return bytes;
+}
+
+StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::LoadLayers(const ModelSource& source,
+                                                                         CpuDevice& device,
+                                                                         uint32_t first_layer,
+                                                                         uint32_t n_layers) {
+  std::unique_ptr<LocalExpertLanes> lanes(
+      new LocalExpertLanes(source.config(), device, first_layer, n_layers));
   const auto read = [&](const TensorInfo& t, Pieces* out) -> Status {
     out->format = FormatOf(t.type);
     if (out->format == Format::kCount)
@@ -25,9 +45,9 @@ StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::Load(const ModelSo
     out->bytes.resize(t.bytes);
     return source.ReadRows(t, 0, t.rows(), out->bytes.data());
   };
-  for (uint32_t l = 0; l < source.config().layers; ++l) {
+  for (uint32_t l = 0; l < n_layers; ++l) {
     Layer& layer = lanes->layers_[l];
-    LODE_ASSIGN_OR_RETURN(layer.tensors, FindExperts(source, l));
+    LODE_ASSIGN_OR_RETURN(layer.tensors, FindExperts(source, first_layer + l));
     LODE_RETURN_IF_ERROR(read(*layer.tensors.gate, &layer.gate));
     if (!layer.tensors.fused) LODE_RETURN_IF_ERROR(read(*layer.tensors.up, &layer.up));
     LODE_RETURN_IF_ERROR(read(*layer.tensors.down, &layer.down));
@@ -35,10 +55,12 @@ StatusOr<std::unique_ptr<LocalExpertLanes>> LocalExpertLanes::Load(const ModelSo
   return lanes;
 }
 
-LocalExpertLanes::LocalExpertLanes(const ModelConfig& config, CpuDevice& device)
+LocalExpertLanes::LocalExpertLanes(const ModelConfig& config, CpuDevice& device,
+                                   uint32_t first_layer, uint32_t n_layers)
     : config_(config),
       device_(device),
-      layers_(config.layers),
+      first_layer_(first_layer),
+      layers_(n_layers),
       wanted_(kWindowRowsMax * config.experts_used) {
   const uint32_t widest = (std::max(config.hidden, config.expert_width) + 255) / 256 * 256;
   for (uint32_t block_len : {32u, 64u, 256u})
@@ -143,7 +165,7 @@ void LocalExpertLanes::Down(const Layer& layer, const Wanted& w, uint32_t first,
 
 WindowOutcome LocalExpertLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
                                       const RoutedRow* routed) {
-  const Layer& l = layers_[layer];
+  const Layer& l = layers_[layer - first_layer_];
   const uint32_t width = config_.expert_width, hidden = config_.hidden, used = config_.experts_used;
   ThreadPool& pool = device_.pool();
   std::atomic<uint32_t> bad_row{kWindowRowsMax};  // lowest row with a value that is not finite

@@ -17,6 +17,10 @@ class LocalExpertLanes final : public ExpertLanes {
   // Reads every routed expert of the trunk. `device` outlives the object.
   static StatusOr<std::unique_ptr<LocalExpertLanes>> Load(const ModelSource& source,
                                                           CpuDevice& device);
+  // The same for the draft block, layer config().layers: all its experts are on the device.
+  static StatusOr<std::unique_ptr<LocalExpertLanes>> LoadDraft(const ModelSource& source,
+                                                               CpuDevice& device);
+  uint64_t bytes() const;  // of all experts
 
   WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows,
                       const RoutedRow* routed) override;
@@ -40,7 +44,12 @@ class LocalExpertLanes final : public ExpertLanes {
     uint32_t rows[kWindowRowsMax], pairs[kWindowRowsMax];
   };
 
-  LocalExpertLanes(const ModelConfig& config, CpuDevice& device);
+  LocalExpertLanes(const ModelConfig& config, CpuDevice& device, uint32_t first_layer,
+                   uint32_t n_layers);
+  static StatusOr<std::unique_ptr<LocalExpertLanes>> LoadLayers(const ModelSource& source,
+                                                                CpuDevice& device,
+                                                                uint32_t first_layer,
+                                                                uint32_t n_layers);
   void Group(uint32_t n_rows, const RoutedRow* routed);
   ActRow Activation(Format format, const float* x, const uint8_t* quantised, uint32_t cols) const;
   bool Quantise(Format format, const float* x, uint32_t cols, uint8_t* out) const;
@@ -49,7 +58,8 @@ class LocalExpertLanes final : public ExpertLanes {
 
   const ModelConfig config_;
   CpuDevice& device_;
-  std::vector<Layer> layers_;
+  const uint32_t first_layer_;
+  std::vector<Layer> layers_;  // from first_layer_ on
   std::vector<Wanted> wanted_;  // of the current layer
   uint32_t n_wanted_ = 0;
   size_t act_stride_ = 0;  // bytes of one quantised activation row

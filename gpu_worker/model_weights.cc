@@ -14,6 +14,20 @@ class Loader {
   Loader(const ModelSource& source, Device& device, const ModelWeights::Progress& progress)
       : source_(source), config_(source.config()), device_(device), progress_(progress) {}
 
+  // The draft block; everything of it but the experts and the output.
+  StatusOr<DraftWeights> RunDraft() {
+    const std::string b = fmt::format("blk.{}.nextn.", config_.layers);
+    DraftWeights w = {};
+    w.embed_norm = Floats(b + "enorm.weight");
+    w.residual_norm = Floats(b + "hnorm.weight");
+    w.project = Mat(b + "eh_proj.weight");
+    w.head = Hc(b + "hc_head_", false);
+    Layer(config_.layers, &w.layer);
+    w.bytes = done_;
+    if (!status_.ok()) return status_;
+    return w;
+  }
+
   StatusOr<ModelWeights> Run() {
     for (const TensorInfo& t : source_.tensors()) {
       if (IsDense(t)) total_ += t.bytes;
@@ -41,7 +55,7 @@ class Loader {
     const std::string b = fmt::format("blk.{}.", l);
     w->hc_attn = Hc(b + "hc_attn_", true);
     w->hc_ffn = Hc(b + "hc_ffn_", true);
-    w->attention = config_.is_attention[l] != 0;
+    w->attention = l >= config_.layers || config_.is_attention[l] != 0;
     if (w->attention) {
       w->attn = {.q = Mat(b + "attn_q.weight"),
                  .k = Mat(b + "attn_k.weight"),
@@ -171,6 +185,43 @@ class Loader {
 };
 
 }  // namespace
+
+namespace {
+
+// The rows of `output` that the ids name, in their order.
+StatusOr<WeightMatrix> GatherOutput(const ModelSource& source, const WeightMatrix& output,
+                                    Device& device, const std::vector<int32_t>& ids) {
+  const TensorInfo* t = source.Find("output.weight");
+  if (t == nullptr) return NotFound("the model {} has no output.weight", source.description());
+  std::vector<uint8_t> bytes(ids.size() * output.row_bytes);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || static_cast<uint32_t>(ids[i]) >= output.rows)
+      return InvalidArgument("the draft vocabulary names token {} of {}", ids[i], output.rows);
+    LODE_RETURN_IF_ERROR(source.ReadRows(*t, static_cast<uint64_t>(ids[i]), 1,
+                                         bytes.data() + i * output.row_bytes));
+  }
+  LODE_ASSIGN_OR_RETURN(void* memory, device.Allocate("draft output", bytes.size()));
+  device.Upload(memory, bytes.data(), bytes.size());
+  WeightMatrix reduced = output;
+  reduced.data = static_cast<const uint8_t*>(memory);
+  reduced.rows = static_cast<uint32_t>(ids.size());
+  return reduced;
+}
+
+}  // namespace
+
+StatusOr<DraftWeights> DraftWeights::Load(const ModelSource& head, const ModelSource& trunk_source,
+                                          const ModelWeights& trunk, Device& device,
+                                          std::vector<int32_t> vocabulary) {
+  const ModelWeights::Progress no_progress;
+  LODE_ASSIGN_OR_RETURN(DraftWeights w, Loader(head, device, no_progress).RunDraft());
+  w.output = trunk.output;
+  if (vocabulary.empty()) return w;
+  LODE_ASSIGN_OR_RETURN(w.output, GatherOutput(trunk_source, trunk.output, device, vocabulary));
+  w.bytes += w.output.rows * w.output.row_bytes;
+  w.vocabulary = std::move(vocabulary);
+  return w;
+}
 
 StatusOr<ModelWeights> ModelWeights::Load(const ModelSource& source, Device& device,
                                           const Progress& progress) {

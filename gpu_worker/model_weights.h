@@ -83,4 +83,27 @@ struct ModelWeights {
                                      const Progress& progress);
 };
 
+// The draft (MTP) head: one layer like the sparse ones, its way in and its way out. Its routed
+// experts are loaded by the drafter's own lanes.
+struct DraftWeights {
+  const float* embed_norm;     // nextn.enorm [hidden]
+  const float* residual_norm;  // nextn.hnorm [streams * hidden]
+  // True: residual_norm is one norm over all streams, as the model was trained; false: one per
+  // stream.
+  bool full_width_norm = true;
+  WeightMatrix project;  // nextn.eh_proj {2 * hidden, hidden}: embedding first, then one stream
+  LayerWeights layer;
+  HcWeights head;       // nextn.hc_head_*
+  WeightMatrix output;  // the trunk's, or the rows of it that a reduced draft vocabulary names
+  std::vector<int32_t> vocabulary;  // [output.rows] token ids, ascending; empty: every token
+  uint64_t bytes = 0;               // device memory beyond the trunk's
+
+  // `head`: the trunk's own source when it holds the draft block, or a separate head. `trunk`: where
+  // token_embd and output come from, with their source (rows of a reduced vocabulary are read from
+  // there). `vocabulary`: ids inside the vocabulary, ascending, without repeats.
+  static StatusOr<DraftWeights> Load(const ModelSource& head, const ModelSource& trunk_source,
+                                     const ModelWeights& trunk, Device& device,
+                                     std::vector<int32_t> vocabulary);
+};
+
 }  // namespace lode

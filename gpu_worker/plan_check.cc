@@ -8,6 +8,7 @@
 namespace lode {
 namespace {
 
+constexpr uint32_t kKnownDraftFlags = kDraftFollow | kDraftCoupled;
 constexpr uint32_t kKnownFlags = kHashLogits | kTraceRouting | kCpuLaneDown | kTimeStages;
 
 PlanError CheckTunables(const Tunables& t) {
@@ -41,6 +42,10 @@ PlanError CheckSequence(const WindowPlan& plan, uint32_t index, const PlanLimits
   std::memcpy(blocks, areas[seq.slot].kv_blocks, seq.block_count * sizeof(uint32_t));
   for (uint32_t b = 0; b < seq.block_count; ++b) {
     if (blocks[b] >= limits.kv_blocks) return PlanError::kBlocks;
+  }
+  if (seq.draft_max > kDraftsMax || (seq.draft_flags & ~kKnownDraftFlags) != 0 ||
+      !(seq.draft_min_p >= 0 && seq.draft_min_p <= 1)) {
+    return PlanError::kDrafts;
   }
   // Cells of decided tokens must be there even when no row follows (a flush reads them).
   if (static_cast<uint64_t>(seq.block_count) * kKvBlockCells < seq.committed)
@@ -83,6 +88,10 @@ PlanError CheckRow(const WindowPlan& plan, uint32_t index, const PlanLimits& lim
   }
   if (row.token < 0 || static_cast<uint32_t>(row.token) >= limits.vocab) return PlanError::kToken;
   if (row.target < -1 || (row.target >= 0 && static_cast<uint32_t>(row.target) >= limits.vocab)) {
+    return PlanError::kToken;
+  }
+  if (row.next_token < -1 ||
+      (row.next_token >= 0 && static_cast<uint32_t>(row.next_token) >= limits.vocab)) {
     return PlanError::kToken;
   }
   switch (row.kind) {

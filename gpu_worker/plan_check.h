@@ -27,6 +27,7 @@ namespace lode {
   X(Position, "a position is outside the context or its sequence's KV blocks")   \
   X(Token, "a token is outside the vocabulary")                                  \
   X(Kind, "a row kind is unknown or stands in a wrong place")                    \
+  X(Drafts, "more drafts than a window holds, or a drafting number is out of range")         \
   X(Outputs, "more log probabilities than allowed, or a pick without logits")    \
   X(HeapRange, "a list leaves the sequence's heap")                              \
   X(ListEntry, "a list entry is outside the vocabulary or no number")            \

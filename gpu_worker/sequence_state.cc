@@ -41,8 +41,9 @@ uint64_t SequenceState::Bytes(const ModelConfig& c, const StateOptions& options)
                        kConvRing * (uint64_t{c.SsmConvWidth()} + c.SsmKeyWidth() +
                                     c.SsmValueWidth() + 2 * c.ssm_value_heads));
   uint64_t bytes = sizeof(float) * options.slots * c.ple.size() * kPleRing * c.WideWidth();
-  for (uint32_t l = 0; l < c.layers; ++l) {
-    bytes += c.is_attention[l] ? options.kv_blocks * KvBlockLayout::Of(c, options.kv_type).bytes +
+  const uint32_t layers = c.layers + (options.drafts ? 1 : 0);
+  for (uint32_t l = 0; l < layers; ++l) {
+    bytes += l == c.layers || c.is_attention[l] ? options.kv_blocks * KvBlockLayout::Of(c, options.kv_type).bytes +
                                      sizeof(float) * options.slots * kConvRing * c.index_dim
                                : options.slots * delta;
   }
@@ -57,6 +58,17 @@ Status SequenceState::AllocateFloats(const char* what, uint32_t layer, size_t co
   return OkStatus();
 }
 
+Status SequenceState::AllocateAttention(uint32_t layer, AttentionState* a) {
+  a->layout = KvBlockLayout::Of(config_, options_.kv_type);
+  LODE_ASSIGN_OR_RETURN(void* pool, device_.Allocate(fmt::format("layer {} KV blocks", layer),
+                                                     options_.kv_blocks * a->layout.bytes));
+  a->pool = static_cast<uint8_t*>(pool);
+  a->block_tables = block_tables_;
+  a->blocks_per_sequence = blocks_per_sequence_;
+  const size_t ring = static_cast<size_t>(options_.slots) * kConvRing;
+  return AllocateFloats("index keys", layer, ring * config_.index_dim, &a->raw_index);
+}
+
 Status SequenceState::AllocateAll() {
   const size_t slots = options_.slots, ring = slots * kConvRing, dim = config_.ssm_head_dim;
   LODE_ASSIGN_OR_RETURN(
@@ -65,14 +77,7 @@ Status SequenceState::AllocateAll() {
   block_tables_ = static_cast<uint32_t*>(tables);
   for (uint32_t l = 0; l < config_.layers; ++l) {
     if (config_.is_attention[l]) {
-      AttentionState& a = attention_[l];
-      a.layout = KvBlockLayout::Of(config_, options_.kv_type);
-      LODE_ASSIGN_OR_RETURN(void* pool, device_.Allocate(fmt::format("layer {} KV blocks", l),
-                                                         options_.kv_blocks * a.layout.bytes));
-      a.pool = static_cast<uint8_t*>(pool);
-      a.block_tables = block_tables_;
-      a.blocks_per_sequence = blocks_per_sequence_;
-      LODE_RETURN_IF_ERROR(AllocateFloats("index keys", l, ring * config_.index_dim, &a.raw_index));
+      LODE_RETURN_IF_ERROR(AllocateAttention(l, &attention_[l]));
       continue;
     }
     DeltaState& d = delta_[l];
@@ -88,6 +93,7 @@ Status SequenceState::AllocateAll() {
                                                          slots * sizeof(uint32_t)));
     d.folded = static_cast<uint32_t*>(folded);
   }
+  if (options_.drafts) LODE_RETURN_IF_ERROR(AllocateAttention(config_.layers, &draft_attention_));
   for (uint32_t p = 0; p < ple_.size(); ++p) {
     LODE_RETURN_IF_ERROR(AllocateFloats("n-gram ring", config_.ple[p].layer,
                                         slots * kPleRing * config_.WideWidth(), &ple_[p].conv));
@@ -198,7 +204,7 @@ Status SequenceState::Stage(const WindowPlan& plan, const uint32_t* const* kv_bl
     slots_[q.slot].tokens[row.position % kTokenRing] = row.token;
     row_of[params->n_rows] = r;
     params->rows[params->n_rows++] = {row.seq_index, row.position, row.token,
-                                      row.needs_logits != 0u};
+                                      row.needs_logits != 0u, /*source=*/0};
   }
   return OkStatus();
 }

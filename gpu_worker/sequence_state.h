@@ -29,6 +29,7 @@ struct StateOptions {
   uint32_t kv_blocks = 1;  // ids in plans are below this
   uint32_t context = 0;    // longest sequence in tokens
   KvType kv_type = KvType::kQ8;
+  bool drafts = false;  // one more attention layer: the draft head's
 };
 
 class SequenceState {
@@ -53,11 +54,14 @@ class SequenceState {
 
   const DeltaState& delta(uint32_t layer) const { return delta_[layer]; }
   const AttentionState& attention(uint32_t layer) const { return attention_[layer]; }
+  // The draft head's cells, in the same blocks. Its row of the pair (residual of position t, token at
+  // t + 1) stands at position t.
+  const AttentionState& draft_attention() const { return draft_attention_; }
   const PleState& ple(uint32_t index) const { return ple_[index]; }
   const StateOptions& options() const { return options_; }
 
-  // Hash of everything a later row of the slot can read, and of nothing else. Slow; for tests and
-  // state comparison.
+  // Hash of everything a later row of the slot can read, and of nothing else; without the draft
+  // head's cells, which decide no token. Slow; for tests and state comparison.
   uint64_t Hash(uint32_t slot) const;
 
  private:
@@ -76,6 +80,7 @@ class SequenceState {
 
   SequenceState(const ModelConfig& config, Device& device, const StateOptions& options);
   Status AllocateAll();
+  Status AllocateAttention(uint32_t layer, AttentionState* a);
   Status AllocateFloats(const char* what, uint32_t layer, size_t count, float** out);
   Status CheckSequence(const WindowPlan& plan, uint32_t seq, const uint32_t* kv_blocks) const;
   void ResetSlot(uint32_t slot);
@@ -90,6 +95,7 @@ class SequenceState {
   uint32_t* block_tables_ = nullptr;       // device
   std::vector<DeltaState> delta_;          // [layer], empty entries for attention layers
   std::vector<AttentionState> attention_;  // [layer], empty entries for DeltaNet layers
+  AttentionState draft_attention_ = {};
   std::vector<PleState> ple_;              // [n-gram layer]
   std::vector<Slot> slots_;
 };

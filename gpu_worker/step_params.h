@@ -16,6 +16,7 @@ struct StepRow {
   uint32_t position;
   int32_t token;          // 0 <= token < vocab
   uint32_t needs_logits;  // 0 or 1
+  uint32_t source;        // draft windows: row of the residual this row starts from (DraftInput)
 };
 
 // A sequence of the window. Its rows are adjacent and stand at positions committed, committed + 1,

@@ -168,6 +168,10 @@ WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& p
     ProposeAccepts(plan, result);
     if (plan.flags & kTraceRouting) WriteTrace(plan, params, row_of);
     if (stage_ns != nullptr) stage_ns[static_cast<uint32_t>(Stage::kSample)] += NowNs() - begin;
+    // The window is done; what follows guesses at the next one.
+    if (parts_.drafts != nullptr)
+      parts_.drafts->Run(plan, params, row_of, parts_.wide, *areas_, result);
+    if (stage_ns != nullptr) stage_ns[static_cast<uint32_t>(Stage::kDraft)] += result->draft_ns;
   }
   return outcome;
 }

@@ -2,7 +2,7 @@
 // Steps 4 to 10 of the life of a token.
 //
 //   plan taken | validated | tunables applied | tier border | staged | forward (lanes inside) |
-//   picked | result published
+//   picked | drafts | result published
 //
 // A window either ends ok, or leaves nothing behind: the daemon may send the same rows again under
 // a new number. Thread: Run owns the calling thread. Counters may be read, and WorkerReplaced
@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu_worker/draft_loop.h"
 #include "gpu_worker/expert_tier.h"
 #include "gpu_worker/plan_check.h"
 #include "gpu_worker/sampler.h"
@@ -37,6 +38,8 @@ struct GpuLoopParts {
   WindowEngine* engine;
   SequenceState* state;
   ExpertTier* tier;
+  DraftLoop* drafts;  // null: the model has no draft head, or the device does not run it
+  const float* wide;  // Forward::wide(), device memory: where drafts start
   ExchangeHeader* exchange;
   WindowSegment* window;
 };

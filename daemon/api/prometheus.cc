@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "daemon/api/translate.h"
+#include "daemon/draft_source.h"
 #include "shared/base/version.h"
 #include "shared/metrics/metric_list.h"
 #include "shared/shm/wait_word.h"
@@ -127,11 +128,34 @@ void FillPromptTokens(const Sources& x, MetricFamily* f) {
 void FillGeneratedTokens(const Sources& x, MetricFamily* f) {
   Counter1(f, {}, Value(x.c.answer_tokens));
 }
+template <class Counters>
+void BySourceAndDepth(MetricFamily* f, const Counters& counters) {
+  for (uint32_t s = 0; s < kDraftSources; ++s) {
+    for (uint32_t depth = 1; depth <= kDraftsMax; ++depth) {
+      Counter1(f,
+               {{"source", DraftSourceName(static_cast<DraftSource>(s))},
+                {"depth", std::to_string(depth)}},
+               Value(counters[s][depth]));
+    }
+  }
+}
 void FillDraftedTokens(const Sources& x, MetricFamily* f) {
-  Counter1(f, {}, Value(x.c.drafted_tokens));
+  BySourceAndDepth(f, x.c.drafts_offered);
 }
 void FillAcceptedDrafts(const Sources& x, MetricFamily* f) {
-  Counter1(f, {}, Value(x.c.accepted_draft_tokens));
+  BySourceAndDepth(f, x.c.drafts_held);
+}
+void FillSequenceWindows(const Sources& x, MetricFamily* f) {
+  Counter1(f, {}, Value(x.c.decode_shares));
+}
+void FillTokensPerWindow(const Sources& x, MetricFamily* f) {
+  Gauge1(f, {}, x.s.tokens_per_window);
+}
+void FillDraftSeconds(const Sources& x, MetricFamily* f) {
+  Counter1(f, {{"device", kDevice}}, SecondsOf(x.c.draft_ns));
+}
+void FillVerifySeconds(const Sources& x, MetricFamily* f) {
+  Counter1(f, {{"device", kDevice}}, SecondsOf(x.c.verify_ns));
 }
 void FillTimeToFirstToken(const Sources& x, MetricFamily* f) {
   Histogram1(f, {}, x.c.first_token_time);

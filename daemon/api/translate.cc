@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "daemon/draft_source.h"
 #include "daemon/utf8.h"
 #include "shared/shm/wait_word.h"
 
@@ -34,6 +35,38 @@ uint64_t RandomSeed() {
 
 double Default(double from_file, double otherwise) {
   return from_file >= 0 ? from_file : otherwise;
+}
+
+// Every id that may be picked: neither an unused place of the vocabulary nor banned by the request.
+// Null when that is all of them.
+StatusOr<std::shared_ptr<const std::vector<uint32_t>>> AllowedTokens(const ApiContext& context,
+                                                                     const v1::Sampling& in) {
+  constexpr uint64_t kUnused = 5;  // tokenizer.ggml.token_type
+  const uint32_t vocab = context.source->config().vocab;
+  if (in.banned_tokens_size() > kLogitBiasMax) {
+    return InvalidArgument("sampling.banned_tokens has {} ids; at most {} are allowed",
+                           in.banned_tokens_size(), kLogitBiasMax);
+  }
+  std::vector<uint32_t> words((vocab + 31) / 32, ~0u);
+  bool any = false;
+  const auto ban = [&](uint32_t id) {
+    words[id / 32] &= ~(1u << id % 32);
+    any = true;
+  };
+  const std::vector<uint64_t>& types = context.tokenizer_data->token_types;
+  for (uint32_t id = 0; id < vocab && id < types.size(); ++id) {
+    if (types[id] == kUnused) ban(id);
+  }
+  for (const int32_t id : in.banned_tokens()) {
+    if (!context.tokenizer->IsValid(id)) {
+      return InvalidArgument(
+          "sampling.banned_tokens holds {}, which is not a token of the vocabulary (0 to {})", id,
+          context.tokenizer->vocab_size() - 1);
+    }
+    ban(static_cast<uint32_t>(id));
+  }
+  if (!any) return std::shared_ptr<const std::vector<uint32_t>>();
+  return std::make_shared<const std::vector<uint32_t>>(std::move(words));
 }
 
 Status FillSampling(const ApiContext& context, const v1::Sampling& in, Request* request) {
@@ -80,6 +113,29 @@ Status FillSampling(const ApiContext& context, const v1::Sampling& in, Request* 
   // A map has no order: sort, so that the same request is the same plan.
   std::sort(request->logit_bias.begin(), request->logit_bias.end(),
             [](const TokenBias& a, const TokenBias& b) { return a.token < b.token; });
+  LODE_ASSIGN_OR_RETURN(request->allowed, AllowedTokens(context, in));
+  return OkStatus();
+}
+
+Status FillDrafts(const ApiContext& context, const v1::Drafts& in, Request* request) {
+  const Options& options = *context.options;
+  DraftOptions& out = request->drafts;
+  const std::string source = in.has_source() ? in.source() : options.draft_source;
+  if (source != "none" && source != "head" && source != "lookup" && source != "both") {
+    return InvalidArgument("drafts.source is '{}'; allowed are none, head, lookup and both",
+                           Quoted(source));
+  }
+  out.max = in.has_max() ? in.max() : options.draft_max;
+  if (out.max > kDraftsMax)
+    return InvalidArgument("drafts.max is {}; allowed are 0 to {}", out.max, kDraftsMax);
+  if (source == "none") out.max = 0;
+  out.head = source != "lookup";
+  out.lookup = source != "head";
+  out.min_p = in.has_min_p() ? in.min_p() : static_cast<float>(options.draft_min_p);
+  if (!(out.min_p >= 0 && out.min_p <= 1))
+    return InvalidArgument("drafts.min_p is {}; allowed are 0 to 1", out.min_p);
+  out.coupled = in.has_coupled() ? in.coupled() : options.draft_coupled;
+  out.fixed = in.has_fixed() ? in.fixed() : options.draft_policy == "fixed";
   return OkStatus();
 }
 
@@ -239,7 +295,21 @@ void FillUsage(const RequestUsage& in, v1::Usage* out) {
   out->set_queue_seconds(Seconds(in.queue_ns));
   out->set_prompt_seconds(Seconds(in.prompt_ns));
   out->set_decode_seconds(Seconds(in.decode_ns));
+  for (uint32_t s = 0; s < kDraftSources; ++s) {
+    for (uint32_t depth = 1; depth <= kDraftsMax; ++depth) {
+      if (in.drafts_offered[s][depth] == 0) continue;
+      v1::DraftCount* count = out->add_drafts();
+      count->set_source(DraftSourceName(static_cast<DraftSource>(s)));
+      count->set_depth(depth);
+      count->set_offered(in.drafts_offered[s][depth]);
+      count->set_accepted(in.drafts_held[s][depth]);
+    }
+  }
+  if (in.decode_windows > 0)
+    out->set_tokens_per_window(static_cast<double>(in.completion_tokens) / in.decode_windows);
   v1::TimingBreakdown* timing = out->mutable_timing();
+  timing->set_draft_seconds(Seconds(in.timing.draft_ns));
+  timing->set_verify_seconds(Seconds(in.timing.window_ns - in.timing.draft_ns));
   timing->set_windows(in.timing.windows);
   timing->set_window_seconds(Seconds(in.timing.window_ns));
   for (uint32_t s = 0; s < kStages; ++s)
@@ -278,6 +348,7 @@ StatusOr<Request> ToRequest(const ApiContext& context, const v1::GenerateRequest
   }
   request.keep_special = in.keep_special();
   LODE_RETURN_IF_ERROR(FillSampling(context, in.sampling(), &request));
+  LODE_RETURN_IF_ERROR(FillDrafts(context, in.drafts(), &request));
   LODE_RETURN_IF_ERROR(FillLimits(context, in.limits(), &request));
   return request;
 }
@@ -298,6 +369,7 @@ StatusOr<Request> ToRequest(const ApiContext& context, const v1::ChatRequest& in
   LODE_ASSIGN_OR_RETURN(request.prompt, context.tokenizer->Encode(prompt, /*parse_special=*/true));
   request.keep_special = in.keep_special();
   LODE_RETURN_IF_ERROR(FillSampling(context, in.sampling(), &request));
+  LODE_RETURN_IF_ERROR(FillDrafts(context, in.drafts(), &request));
   LODE_RETURN_IF_ERROR(FillLimits(context, in.limits(), &request));
   return request;
 }

@@ -3,6 +3,7 @@
 // everything else to stderr.
 #pragma once
 
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,19 @@ struct SamplingOptions {
   std::vector<std::string> stop;
 };
 
+struct DraftFlags {
+  int64_t spec = -1;         // rows of a window: the decode row and spec - 1 drafts; -1: the daemon's
+  std::string source;        // none, head, lookup, both; empty: the daemon's
+  double min_p = -1;         // -1: the daemon's
+  bool coupled = false, uncoupled = false, fixed = false;
+};
+
 struct RunOptions {
   ConnectOptions connect;
   SamplingOptions sampling;
+  DraftFlags drafts;
+  int64_t expert_slots = -1;  // of a private stack; -1: no limit of its own
+  std::string mtp;            // separate draft head of a private stack
   std::string prompt;  // "-": standard input
   std::string system;  // system message
   bool raw = false;    // continue the prompt itself, without the chat template
@@ -32,6 +43,8 @@ Status Chat(const RunOptions& options);
 
 Status ShowStatus(ConnectOptions connect, bool json);
 Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw);
+// "id count" lines of the tokens of a text, most frequent first: what option draft_vocab reads.
+Status CountTokens(const ConnectOptions& connect, std::istream& in, bool raw);
 Status Inspect(const std::string& model, bool tensors);
 
 struct EvalOptions {

@@ -25,6 +25,30 @@ void FillSampling(const SamplingOptions& in, v1::Sampling* sampling, v1::Limits*
   for (const std::string& stop : in.stop) limits->add_stop(stop);
 }
 
+void FillDrafts(const DraftFlags& in, v1::Drafts* drafts) {
+  if (in.spec >= 1) drafts->set_max(static_cast<uint32_t>(in.spec - 1));
+  if (!in.source.empty()) drafts->set_source(in.source);
+  if (in.min_p >= 0) drafts->set_min_p(static_cast<float>(in.min_p));
+  if (in.coupled || in.uncoupled) drafts->set_coupled(in.coupled);
+  if (in.fixed) drafts->set_fixed(true);
+}
+
+// What belongs to the daemon's start needs a stack of its own.
+StatusOr<ConnectOptions> ConnectionOf(const RunOptions& options) {
+  ConnectOptions connect = options.connect;
+  if (options.expert_slots < 0 && options.mtp.empty()) return connect;
+  if (connect.model.empty()) {
+    return InvalidArgument(
+        "--expert-slots limits the tier of a private stack, and --mtp is read by one: give --model, "
+        "or start the daemon with these options");
+  }
+  connect.private_stack = true;
+  if (options.expert_slots >= 0)
+    connect.daemon_flags.push_back(fmt::format("--expert_slots={}", options.expert_slots));
+  if (!options.mtp.empty()) connect.daemon_flags.push_back("--mtp=" + options.mtp);
+  return connect;
+}
+
 // Reads the stream to its end; prints text as it comes.
 template <class Response>
 StatusOr<v1::Finish> Print(grpc::ClientReader<Response>& reader, std::string* answer) {
@@ -58,6 +82,16 @@ double TokensPerSecond(const v1::Usage& usage) {
   return usage.decode_seconds() > 0 ? decoded / usage.decode_seconds() : 0;
 }
 
+void PrintDrafts(const v1::Usage& usage) {
+  const v1::TimingBreakdown& timing = usage.timing();
+  std::fprintf(stderr, "tokens   %.2f per window; drafting %.3f s, verifying %.3f s\n",
+               usage.tokens_per_window(), timing.draft_seconds(), timing.verify_seconds());
+  for (const v1::DraftCount& d : usage.drafts()) {
+    std::fprintf(stderr, "drafts   %-6s depth %u: %u of %u held\n", d.source().c_str(), d.depth(),
+                 d.accepted(), d.offered());
+  }
+}
+
 void PrintTiming(const v1::Finish& finish) {
   const v1::Usage& usage = finish.usage();
   const v1::TimingBreakdown& timing = usage.timing();
@@ -67,6 +101,7 @@ void PrintTiming(const v1::Finish& finish) {
                usage.prompt_tokens(), usage.prompt_seconds(), usage.queue_seconds(),
                usage.completion_tokens(), usage.decode_seconds(), TokensPerSecond(usage),
                static_cast<unsigned long long>(finish.seed()));
+  PrintDrafts(usage);
   const double windows = std::max<double>(1, static_cast<double>(timing.windows()));
   std::fprintf(stderr, "windows  %llu, %.3f ms each\n",
                static_cast<unsigned long long>(timing.windows()),
@@ -105,6 +140,8 @@ void PrintEnd(const RunOptions& options, const v1::Finish& finish) {
     std::printf("logits_hash=%016llx\n", static_cast<unsigned long long>(finish.logits_hash()));
   if (options.summary) {
     const v1::Usage& usage = finish.usage();
+    std::printf("tokens_per_window=%.2f drafted=%u accepted=%u\n", usage.tokens_per_window(),
+                usage.drafted_tokens(), usage.accepted_draft_tokens());
     std::printf("tokens_per_second=%.2f hit_rate=%.3f pcie_share=%.3f cpu_share=%.3f\n",
                 TokensPerSecond(usage), usage.hit_rate(), usage.pcie_share(), usage.cpu_share());
   }
@@ -139,7 +176,8 @@ void AddMessage(v1::ChatRequest* request, const char* role, const std::string& c
 
 Status Run(const RunOptions& options) {
   LODE_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(options.prompt));
-  LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(options.connect));
+  LODE_ASSIGN_OR_RETURN(const ConnectOptions connect, ConnectionOf(options));
+  LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   std::string answer;
   StatusOr<v1::Finish> finish = Internal("not sent");
   if (options.raw) {
@@ -147,6 +185,7 @@ Status Run(const RunOptions& options) {
     request.set_text(prompt);
     FillSampling(options.sampling, request.mutable_sampling(), request.mutable_limits());
     request.mutable_limits()->set_hash_logits(options.hash);
+    FillDrafts(options.drafts, request.mutable_drafts());
     grpc::ClientContext call;
     const CancelOnInterrupt interrupt(&call);
     const auto reader = client->stub().Generate(&call, request);
@@ -157,6 +196,7 @@ Status Run(const RunOptions& options) {
     AddMessage(&request, "user", prompt);
     FillSampling(options.sampling, request.mutable_sampling(), request.mutable_limits());
     request.mutable_limits()->set_hash_logits(options.hash);
+    FillDrafts(options.drafts, request.mutable_drafts());
     FillThinking(options, &request);
     finish = SendChat(*client, request, &answer);
   }
@@ -169,9 +209,11 @@ Status Run(const RunOptions& options) {
 }
 
 Status Chat(const RunOptions& options) {
-  LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(options.connect));
+  LODE_ASSIGN_OR_RETURN(const ConnectOptions connect, ConnectionOf(options));
+  LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   v1::ChatRequest request;
   FillSampling(options.sampling, request.mutable_sampling(), request.mutable_limits());
+  FillDrafts(options.drafts, request.mutable_drafts());
   FillThinking(options, &request);
   if (!options.system.empty()) AddMessage(&request, "system", options.system);
   const bool terminal = isatty(STDIN_FILENO) != 0;

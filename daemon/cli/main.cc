@@ -2,6 +2,7 @@
 // commands.h has the rest.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <iostream>
 
 #include "cpu_worker/bench/report.h"
 #include "daemon/cli/commands.h"
@@ -44,12 +45,30 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
       ->check(CLI::Range(int64_t{0}, INT64_MAX));
   app->add_option("--stop", s.stop, "End the answer before this text (may be repeated)")
       ->allow_extra_args(false);
+  DraftFlags& d = o->drafts;
+  app->add_option("--spec", d.spec,
+                  "Rows of a window: 1 = no drafts, N = at most N - 1 (never changes the answer)")
+      ->check(CLI::Range(1, 8));
+  app->add_option("--draft-source", d.source, "Where drafts come from: none, head, lookup or both")
+      ->check(CLI::IsMember({"none", "head", "lookup", "both"}));
+  app->add_option("--draft-min-p", d.min_p, "The draft head guesses on while it is this sure")
+      ->check(CLI::Range(0.0, 1.0));
+  auto* coupled = app->add_flag("--draft-coupled", d.coupled,
+                                "The draft head draws like the answer, with the same random numbers");
+  app->add_flag("--draft-argmax", d.uncoupled, "The draft head takes its likeliest token")
+      ->excludes(coupled);
+  app->add_flag("--draft-fixed", d.fixed, "Verify all drafts there are, not only those that pay");
+  app->add_option("--mtp", o->mtp, "Separate draft-head file, of a private stack");
+  app->add_option("--expert-slots", o->expert_slots,
+                  "Experts in VRAM at most, of a private stack; 0 = the daemon's default")
+      ->check(CLI::Range(0, 1 << 18));
   auto* think =
       app->add_flag("--think", o->think, "Ask the template for a thought before the answer");
   app->add_flag("--no-think", o->no_think, "Ask the template for no thought")->excludes(think);
   app->add_flag("--timing", o->timing, "Print where the time went, by stage and lane");
   app->add_flag("--summary", o->summary,
-                "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...");
+                "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...; before "
+                "it, what drafts did");
   app->add_flag("--hash", o->hash, "Print the hash over the logits of the answer");
 }
 
@@ -65,6 +84,30 @@ void AddBench(CLI::App* app, BenchFlags* flags, Status* status) {
   kernels->footer(kBenchKernelsAbout);
   AddBenchKernelsFlags(kernels, &flags->kernels, &flags->json);
   kernels->callback([=] { *status = BenchKernels(flags->kernels, flags->json, stdout, stderr); });
+}
+
+struct TokenizeOptions {
+  ConnectOptions connect;
+  std::string text;
+  bool raw = false, counts = false;
+};
+
+CLI::App* AddTokenize(CLI::App* app, TokenizeOptions* o) {
+  CLI::App* tokenize = app->add_subcommand("tokenize", "Show the tokens of a text");
+  AddConnect(tokenize, &o->connect);
+  tokenize->add_flag("--raw", o->raw, "Do not look for special tokens");
+  tokenize->add_flag("--counts", o->counts,
+                     "Read a corpus from standard input and print 'id count' lines (for the option "
+                     "draft_vocab)");
+  tokenize->add_option("text", o->text, "The text");
+  return tokenize;
+}
+
+Status RunTokenize(const TokenizeOptions& o) {
+  if (o.counts) return CountTokens(o.connect, std::cin, o.raw);
+  if (o.text.empty())
+    return InvalidArgument("give a text, or --counts and a corpus on standard input");
+  return Tokenize(o.connect, o.text, o.raw);
 }
 
 constexpr int kUsageError = 2;
@@ -106,14 +149,9 @@ int Main(int argc, char** argv) {
   status_app->add_flag("--json", json, "As JSON");
   status_app->callback([&] { status = ShowStatus(status_connect, json); });
 
-  ConnectOptions tokenize_connect;
-  std::string text;
-  bool raw = false;
-  CLI::App* tokenize_app = app.add_subcommand("tokenize", "Show the tokens of a text");
-  AddConnect(tokenize_app, &tokenize_connect);
-  tokenize_app->add_flag("--raw", raw, "Do not look for special tokens");
-  tokenize_app->add_option("text", text, "The text")->required();
-  tokenize_app->callback([&] { status = Tokenize(tokenize_connect, text, raw); });
+  TokenizeOptions tokenize;
+  CLI::App* tokenize_app = AddTokenize(&app, &tokenize);
+  tokenize_app->callback([&] { status = RunTokenize(tokenize); });
 
   std::string file;
   bool tensors = false;

@@ -2,9 +2,13 @@
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "daemon/cli/commands.h"
 
@@ -12,6 +16,7 @@ namespace lode::cli {
 namespace {
 
 constexpr std::chrono::seconds kAnswer{10};
+constexpr size_t kCountBytes = 1 << 20;  // of a corpus in one call
 
 }  // namespace
 
@@ -63,6 +68,34 @@ Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw
   for (int i = 0; i < response.ids_size(); ++i)
     std::printf("%d\t%s\n", response.ids(i), response.pieces(i).c_str());
   std::fprintf(stderr, "%d tokens\n", response.ids_size());
+  return OkStatus();
+}
+
+Status CountTokens(const ConnectOptions& connect, std::istream& in, bool raw) {
+  LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
+  std::map<int32_t, uint64_t> counts;
+  v1::TokenizeRequest request;
+  request.set_raw_text(raw);
+  const auto count = [&]() -> Status {
+    grpc::ClientContext call;
+    call.set_deadline(std::chrono::system_clock::now() + kAnswer);
+    v1::TokenizeResponse response;
+    LODE_RETURN_IF_ERROR(FromGrpc(client->stub().Tokenize(&call, request, &response)));
+    for (const int32_t id : response.ids()) ++counts[id];
+    request.clear_text();
+    return OkStatus();
+  };
+  // Tokens seldom cross a line's end, so a corpus may be cut there.
+  for (std::string line; std::getline(in, line);) {
+    *request.mutable_text() += line + "\n";
+    if (request.text().size() >= kCountBytes) LODE_RETURN_IF_ERROR(count());
+  }
+  if (!request.text().empty()) LODE_RETURN_IF_ERROR(count());
+  std::vector<std::pair<int32_t, uint64_t>> order(counts.begin(), counts.end());
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  for (const auto& [id, n] : order)
+    std::printf("%d %llu\n", id, static_cast<unsigned long long>(n));
   return OkStatus();
 }
 

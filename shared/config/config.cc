@@ -53,6 +53,9 @@ const std::vector<ChoiceRow>& Choices() {
       {"isa", {"auto", "scalar", "avx2", "avx512"}},
       {"split_policy", {"fixed", "balanced"}},
       {"tier_policy", {"static", "decayed_lfu"}},
+      {"mtp_norm", {"full", "stream"}},
+      {"draft_source", {"none", "head", "lookup", "both"}},
+      {"draft_policy", {"learned", "fixed"}},
       {"huge_pages", {"none", "transparent", "hugetlb"}},
       {"log_level", {"trace", "debug", "info", "warn", "error"}},
   };
@@ -289,6 +292,10 @@ Status ValidateOptions(const Options& options) {
   if (options.context > options.kv_tokens) {
     return InvalidArgument("option context = {} must not be above kv_tokens = {}", options.context,
                            options.kv_tokens);
+  }
+  if (options.draft_vocab_top > 0 && options.draft_vocab.empty()) {
+    return InvalidArgument("option draft_vocab_top = {} needs draft_vocab, the file with the counts",
+                           options.draft_vocab_top);
   }
   if (options.watchdog_seconds * 1000 <= options.wait_max_ms) {
     return InvalidArgument(

@@ -11,7 +11,8 @@ namespace lode {
 //   flag: --name with '-' for '_'; TOML: [section] name. bool and string options ignore minimum and maximum.
 #define LODE_OPTIONS(X)                                                                                                  \
   X(model, model, std::string, "", 0, 0, true, "GGUF file, any shard, folder, or synth:... description")                 \
-  X(model, mtp, std::string, "", 0, 0, true, "separate draft-head file (not used yet)")                                  \
+  X(model, mtp, std::string, "", 0, 0, true, "separate draft-head (MTP) file; empty = the block in the model's own file, if it has one") \
+  X(model, mtp_norm, std::string, "full", 0, 0, true, "norm of the draft head's residual input: full (one over all streams) or stream") \
   X(model, context, uint32_t, 0, 0, 1048576, true, "tokens a request may use; 0 = the model's own, bounded by kv_tokens") \
   X(model, kv_type, std::string, "q8", 0, 0, true, "KV cache storage: q8 (8 bits, a scale per cell and head), f16 or f32") \
   X(model, float_reference, bool, false, 0, 0, true, "unquantised activations, cpu device only: slow, for comparisons")  \
@@ -19,6 +20,14 @@ namespace lode {
   X(device, device_threads, uint32_t, 0, 0, 256, true, "threads of the cpu device; 0 = chosen from the cores")           \
   X(device, vram_budget, uint64_t, 0, 0, 1ull << 50, false, "cpu: bytes for expert slots, 0 = half of the experts; cuda: device memory in all, 0 = what is free") \
   X(device, isa, std::string, "auto", 0, 0, false, "kernel table: auto, scalar, avx2, avx512")                           \
+  X(drafts, draft_source, std::string, "both", 0, 0, true, "guesses that windows verify: none, head (the model's draft head), lookup (repetitions) or both") \
+  X(drafts, draft_max, uint32_t, 7, 0, 7, true, "most drafts of a sequence in one window when a request names no number; 0 = none") \
+  X(drafts, draft_min_p, double, 0.5, 0, 1, true, "the draft head guesses on while it is at least this sure")              \
+  X(drafts, draft_coupled, bool, true, 0, 0, true, "the draft head draws with the request's own sampling and random numbers") \
+  X(drafts, draft_policy, std::string, "learned", 0, 0, true, "how many drafts: learned (as many as pay) or fixed (all there are)") \
+  X(drafts, draft_vocab, std::string, "", 0, 0, true, "file of the token ids that the draft head may guess (lines 'id' or 'id count'); empty = all") \
+  X(drafts, draft_vocab_top, uint32_t, 0, 0, 1048576, true, "of draft_vocab, only this many tokens with the highest counts; 0 = all") \
+  X(experts, expert_slots, uint32_t, 0, 0, 262144, true, "at most this many experts in VRAM, within vram_budget; 0 = no such limit") \
   X(experts, cpu_workers, uint32_t, 0, 0, 16, true, "CPU expert workers; 0 = one per NUMA node")                         \
   X(experts, cpu_threads, uint32_t, 0, 0, 256, true, "threads of each CPU worker; 0 = chosen from cores and cpuset; a CPU quota is never exceeded") \
   X(experts, pull_share, double, -1, -1, 1, false, "share of misses pulled over PCIe by policy fixed; -1 = by pack")     \

@@ -28,6 +28,11 @@ struct LoadPlan {
   uint32_t wait_ms = 0;      // bounded wait without progress of a worker
   uint32_t wait_max_ms = 0;  // bounded wait in all
   bool float_reference = false;
+  bool draft_head = false;  // load one, if there is one
+  std::string mtp;          // separate draft-head file; empty: the model's own block, if it has one
+  bool mtp_full_width_norm = true;
+  std::string draft_vocab;       // file of token ids the drafter may guess; empty: all
+  uint32_t draft_vocab_top = 0;  // of the file, only the tokens with the highest counts; 0: all
   std::string device;  // "cpu" | "cuda"
   uint32_t device_index = 0;
   bool lock_memory = false;

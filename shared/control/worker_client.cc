@@ -55,6 +55,11 @@ StatusOr<LoadPlan> TakeLoadPlan(const pb::LoadPlan& in) {
   plan.wait_ms = in.wait_ms();
   plan.wait_max_ms = in.wait_max_ms();
   plan.float_reference = in.float_reference();
+  plan.draft_head = in.draft_head();
+  plan.mtp = in.mtp();
+  plan.mtp_full_width_norm = in.mtp_full_width_norm();
+  plan.draft_vocab = in.draft_vocab();
+  plan.draft_vocab_top = in.draft_vocab_top();
   plan.device = in.device();
   plan.device_index = in.device_index();
   plan.lock_memory = in.lock_memory();

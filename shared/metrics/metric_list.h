@@ -26,8 +26,12 @@ namespace lode {
   X(RequestsRefused, "lode_requests_refused_total", Counter, "", "Requests refused before they were queued")                 \
   X(PromptTokens, "lode_prompt_tokens_total", Counter, "", "Prompt tokens processed")                                        \
   X(GeneratedTokens, "lode_generated_tokens_total", Counter, "", "Tokens generated")                                         \
-  X(DraftedTokens, "lode_drafted_tokens_total", Counter, "", "Draft tokens offered to verify windows")                       \
-  X(AcceptedDrafts, "lode_accepted_draft_tokens_total", Counter, "", "Draft tokens that held")                               \
+  X(DraftedTokens, "lode_drafted_tokens_total", Counter, "source,depth", "Draft tokens offered to verify windows")           \
+  X(AcceptedDrafts, "lode_accepted_draft_tokens_total", Counter, "source,depth", "Draft tokens that held")                   \
+  X(SequenceWindows, "lode_sequence_windows_total", Counter, "", "Windows times sequences that got tokens of an answer from them") \
+  X(TokensPerWindow, "lode_tokens_per_window", Gauge, "", "Tokens of an answer per window that gave it some, over the last 256 windows") \
+  X(DraftSeconds, "lode_draft_seconds_total", Counter, "device", "Time of windows spent following and guessing by the draft head") \
+  X(VerifySeconds, "lode_verify_seconds_total", Counter, "device", "Time of windows spent on everything else")               \
   X(TimeToFirstToken, "lode_time_to_first_token_seconds", Histogram, "", "Arrival of a request to its first token")          \
   X(TokenSeconds, "lode_token_seconds", Histogram, "", "Time between two tokens of one answer")                              \
   X(QueueSeconds, "lode_queue_seconds", Histogram, "", "Arrival of a request to its admission")                              \

@@ -5,6 +5,7 @@
 
 #include "shared/base/check.h"
 #include "shared/gguf/gguf.h"
+#include "shared/gguf/printable.h"
 #include "shared/model/gguf_config.h"
 #include "shared/model/scattered_reader.h"
 #include "shared/model/tensor_table.h"
@@ -26,6 +27,37 @@ class GgufSource : public ModelSource {
     if (!source->tokenizer_.ok() && source->tokenizer_.status().code() != StatusCode::kNotFound) {
       return source->tokenizer_.status();
     }
+    return source;
+  }
+
+  // The head's own numbers only have to agree with the trunk's: everything it computes has the trunk's shapes.
+  static StatusOr<std::unique_ptr<ModelSource>> OpenDraftHead(const std::string& path, const ModelConfig& trunk) {
+    auto source = std::make_unique<GgufSource>();
+    source->description_ = path;
+    LODE_ASSIGN_OR_RETURN(source->file_, GgufFile::Open(path));
+    const GgufFile& file = *source->file_;
+    LODE_ASSIGN_OR_RETURN(const std::string_view arch, file.GetString("general.architecture"));
+    if (arch != trunk.arch) {
+      return InvalidArgument("{}: a draft head of architecture '{}' does not fit a model of architecture {}", path,
+                             Printable(arch), trunk.arch);
+    }
+    const auto agrees = [&](const char* key, uint64_t wanted) -> Status {
+      const std::string full = trunk.arch + "." + key;
+      if (file.FindValue(full) == nullptr) return OkStatus();
+      LODE_ASSIGN_OR_RETURN(const uint64_t value, file.GetUint(full, UINT32_MAX));
+      if (value == wanted) return OkStatus();
+      return InvalidArgument("{}: key '{}' of the draft head is {}, the model needs {}; is it another model's head?",
+                             path, full, value, wanted);
+    };
+    LODE_RETURN_IF_ERROR(agrees("block_count", trunk.layers + 1));
+    LODE_RETURN_IF_ERROR(agrees("nextn_predict_layers", 1));
+    LODE_RETURN_IF_ERROR(agrees("embedding_length", trunk.hidden));
+    LODE_RETURN_IF_ERROR(agrees("expert_used_count", trunk.experts_used));
+    source->config_ = trunk;
+    source->config_.nextn_layers = 1;
+    source->Index();
+    LODE_RETURN_IF_ERROR(CheckDraftTensors(*source));
+    LODE_RETURN_IF_ERROR(CheckComputable(*source));
     return source;
   }
 
@@ -99,5 +131,9 @@ class GgufSource : public ModelSource {
 }  // namespace
 
 StatusOr<std::unique_ptr<ModelSource>> OpenGgufSource(const std::string& path) { return GgufSource::Open(path); }
+
+StatusOr<std::unique_ptr<ModelSource>> OpenGgufDraftHead(const std::string& path, const ModelConfig& trunk) {
+  return GgufSource::OpenDraftHead(path, trunk);
+}
 
 }  // namespace lode

@@ -10,5 +10,7 @@
 namespace lode {
 
 StatusOr<std::unique_ptr<ModelSource>> OpenGgufSource(const std::string& path);
+// See ModelSource::OpenDraftHead.
+StatusOr<std::unique_ptr<ModelSource>> OpenGgufDraftHead(const std::string& path, const ModelConfig& trunk);
 
 }  // namespace lode

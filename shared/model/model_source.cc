@@ -10,4 +10,8 @@ StatusOr<std::unique_ptr<ModelSource>> ModelSource::Open(const std::string& mode
   return model.starts_with(kSynthPrefix) ? OpenSynthSource(model) : OpenGgufSource(model);
 }
 
+StatusOr<std::unique_ptr<ModelSource>> ModelSource::OpenDraftHead(const std::string& path, const ModelConfig& trunk) {
+  return OpenGgufDraftHead(path, trunk);
+}
+
 }  // namespace lode

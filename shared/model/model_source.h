@@ -50,6 +50,10 @@ class ModelSource {
   // its shape and that its type is known; one sentence names what is wrong.
   static StatusOr<std::unique_ptr<ModelSource>> Open(const std::string& model);
 
+  // A separate draft (MTP) head for the model with these numbers: a GGUF file with the draft block's 32 tensors, or
+  // with 34, whose own embedding and output are not used. config() is the trunk's with one draft layer; no tokenizer.
+  static StatusOr<std::unique_ptr<ModelSource>> OpenDraftHead(const std::string& path, const ModelConfig& trunk);
+
   virtual const ModelConfig& config() const = 0;
   virtual StatusOr<TokenizerData> tokenizer() const = 0;
   virtual const std::vector<TensorInfo>& tensors() const = 0;

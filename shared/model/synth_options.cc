@@ -158,7 +158,7 @@ bool Contains(std::string_view text, std::string_view part) { return text.find(p
 TensorType WantedType(const SynthOptions& o, const TensorSpec& spec) {
   const SynthPack& pack = *o.pack;
   const std::string_view name = spec.name;
-  if (spec.kind == TensorKind::kFloat) return kF32;
+  if (spec.kind == TensorKind::kFloat || spec.kind == TensorKind::kWidened) return kF32;
   if (pack.plain) return pack.dense;
   if (spec.kind == TensorKind::kTable) return pack.table;
   if (name == "output.weight") return pack.output;

@@ -81,14 +81,15 @@ class SynthSource : public ModelSource {
   static StatusOr<std::unique_ptr<ModelSource>> Open(const std::string& model) {
     auto source = std::make_unique<SynthSource>();
     source->description_ = model;
-    LODE_ASSIGN_OR_RETURN(const SynthOptions options, ParseSynthOptions(std::string_view(model).substr(kSynthPrefix.size())));
+    const std::string_view text = std::string_view(model).substr(kSynthPrefix.size());
+    LODE_ASSIGN_OR_RETURN(const SynthOptions options, ParseSynthOptions(text));
     LODE_ASSIGN_OR_RETURN(source->config_, SynthConfig(options));
     for (const TensorSpec& spec : ModelTensors(source->config_)) LODE_RETURN_IF_ERROR(source->Add(spec, options));
     for (size_t i = 0; i < source->tensors_.size(); ++i) source->index_.emplace(source->tensors_[i].name, i);
     LODE_RETURN_IF_ERROR(CheckModelTensors(*source));
     source->MakeTokens();
-    const std::string text = fmt::format("lode synth {} {}", kSynthVersion, CanonicalText(options));
-    const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+    const std::string identity = fmt::format("lode synth {} {}", kSynthVersion, CanonicalText(options));
+    const XXH128_hash_t hash = XXH3_128bits(identity.data(), identity.size());
     source->identity_ = fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
     return source;
   }

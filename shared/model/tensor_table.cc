@@ -55,7 +55,8 @@ struct Row {
   Dim dims[3];       // nullptr: 1
 };
 
-constexpr TensorKind kFloat = TensorKind::kFloat, kMatrix = TensorKind::kMatrix, kExperts = TensorKind::kExperts;
+constexpr TensorKind kFloat = TensorKind::kFloat, kWidened = TensorKind::kWidened, kMatrix = TensorKind::kMatrix,
+                     kExperts = TensorKind::kExperts;
 
 constexpr Row kRows[] = {
     {Where::kGlobal, "token_embd.weight", kMatrix, {Hidden, Vocab}},
@@ -68,11 +69,11 @@ constexpr Row kRows[] = {
     {Where::kEvery, "hc_attn_norm.weight", kFloat, {Wide}},
     {Where::kEvery, "hc_attn_down.weight", kMatrix, {Wide, Rank}},
     {Where::kEvery, "hc_attn_up.weight", kMatrix, {Rank, Wide}},
-    {Where::kEvery, "hc_attn_inject.weight", kFloat, {Wide, Streams}},
+    {Where::kEvery, "hc_attn_inject.weight", kWidened, {Wide, Streams}},
     {Where::kEvery, "hc_ffn_norm.weight", kFloat, {Wide}},
     {Where::kEvery, "hc_ffn_down.weight", kMatrix, {Wide, Rank}},
     {Where::kEvery, "hc_ffn_up.weight", kMatrix, {Rank, Wide}},
-    {Where::kEvery, "hc_ffn_inject.weight", kFloat, {Wide, Streams}},
+    {Where::kEvery, "hc_ffn_inject.weight", kWidened, {Wide, Streams}},
     {Where::kEvery, "ffn_gate_inp.weight", kMatrix, {Hidden, Experts}},
     {Where::kEvery, "ffn_gate_exps.weight", kExperts, {Hidden, Width, Experts}},
     {Where::kEvery, "ffn_up_exps.weight", kExperts, {Hidden, Width, Experts}},
@@ -248,6 +249,16 @@ Status CheckComputable(const ModelSource& source) {
     }
   }
   return OkStatus();
+}
+
+Status CheckDraftTensors(const ModelSource& head) {
+  const ModelConfig& config = head.config();
+  std::unordered_set<std::string_view> known = {"token_embd.weight", "output.weight", "output_hc_norm.weight",
+                                                "output_hc_down.weight", "output_hc_up.weight"};
+  for (const TensorSpec& spec : ModelTensors(config)) {
+    if (spec.layer == static_cast<int32_t>(config.layers)) LODE_RETURN_IF_ERROR(CheckOne(head, spec, &known));
+  }
+  return CheckUnknown(head, known);
 }
 
 StatusOr<ExpertTensors> FindExperts(const ModelSource& source, uint32_t layer) {

@@ -12,7 +12,8 @@
 namespace lode {
 
 enum class TensorKind {
-  kFloat,    // vectors, convolutions, inject: used as floats, so F32, F16 or BF16
+  kFloat,    // vectors, convolutions: used as floats, so F32, F16 or BF16
+  kWidened,  // inject: used as floats, in any computed format (published draft heads have Q8_0), widened at load
   kMatrix,   // {in, out}: any computed format
   kExperts,  // {in, out, experts}
   kTable,    // n-gram rows, gathered by ReadScattered
@@ -30,6 +31,10 @@ std::vector<TensorSpec> ModelTensors(const ModelConfig& config);
 
 // Presence, shape and weight type of every tensor of `source`; unknown tensors are errors, vision towers are passed over.
 Status CheckModelTensors(const ModelSource& source);
+
+// The same for a separate draft head: every tensor of the draft block must be there. Embedding, output and final mixer,
+// which self-contained heads carry as well, are passed over: the drafter uses the trunk's.
+Status CheckDraftTensors(const ModelSource& head);
 
 std::string ShapeText(const uint64_t (&ne)[4]);
 

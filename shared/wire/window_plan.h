@@ -31,7 +31,8 @@ struct RowPlan {
   uint32_t mask_offset;   // ceil(vocab/32) words, bit set = token allowed; 0xffffffff: no mask
   uint32_t bias_offset, bias_count;        // TokenBias entries
   uint32_t penalty_offset, penalty_count;  // TokenCount entries: committed tokens that penalties count
-  uint32_t reserved;
+  int32_t next_token;     // the token at position + 1 when the daemon knows it (the draft head catches up with it);
+                          // -1: the row's own pick
 };
 struct TokenBias { int32_t token; float bias; };
 struct TokenCount { int32_t token; uint32_t count; };
@@ -57,6 +58,15 @@ struct SequencePlan {
   uint32_t accepted;       // of the previous window of this sequence: rows that counted (committed grew by this)
   uint32_t block_count;    // valid entries of SequenceArea::kv_blocks
   SamplingPlan sampling;
+  // Guesses wanted behind this window, for the next one. They decide nothing.
+  uint8_t draft_max;       // 0..kDraftsMax; every one of them has a cell in the sequence's blocks
+  uint8_t draft_flags;     // DraftFlags
+  uint16_t reserved;
+  float draft_min_p;       // [0, 1]: the chain ends before a guess the head is less sure of
+};
+enum DraftFlags : uint8_t {
+  kDraftFollow = 1u << 0,   // the head catches up with this window's accepted rows, so that it may guess now or later
+  kDraftCoupled = 1u << 1,  // guesses are drawn with the row's own sampling, lists and key, not taken at the maximum
 };
 
 enum WindowFlags : uint32_t {
@@ -93,7 +103,7 @@ struct WindowPlan {
   SequencePlan seqs[kWindowRowsMax];
   Tunables tunables;
 };
-static_assert(std::is_trivially_copyable_v<WindowPlan> && sizeof(RowPlan) == 44 && sizeof(SequencePlan) == 64);
+static_assert(std::is_trivially_copyable_v<WindowPlan> && sizeof(RowPlan) == 44 && sizeof(SequencePlan) == 72);
 
 // Per sequence slot, written by the daemon before the plan that refers to it is published, stable until its result is read.
 inline constexpr uint32_t kSequenceHeapBytes = 256 * 1024;  // mask of 1 M tokens (128 KiB) + bias and penalty lists

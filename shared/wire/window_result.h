@@ -58,7 +58,10 @@ struct WindowResult {
   uint64_t lookups[kLanes];
   uint64_t bytes[kLanes];
   uint64_t lane_ns[kLanes];   // busy time of each lane, summed over layers
-  uint64_t window_ns;         // plan taken -> result published
+  uint64_t window_ns;         // plan taken -> result published, drafting included
+  uint64_t draft_ns;          // of it behind the picks: catching up and guessing
+  uint32_t draft_passes;      // of the draft head: 1 for catching up and first guesses, 1 for each further depth
+  uint32_t reserved;
   uint64_t stage_ns[kStages];
   uint64_t tier_swaps, tier_upload_bytes;  // policy work done at this window's border
   uint64_t resident_experts, resident_bytes;

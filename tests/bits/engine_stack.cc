@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "kernels/kernel_table.h"
 #include "shared/shm/wait_word.h"
 #include "tests/support/places.h"
 
@@ -60,6 +61,18 @@ EngineStack::~EngineStack() {
   supervisor_.reset();
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
+}
+
+Status EngineStack::UseBestIsa(uint32_t cpu_workers) {
+  const IsaChoice* choices = nullptr;
+  uint32_t best = 0;
+  const auto n = static_cast<uint32_t>(IsaChoices(&choices));
+  for (uint32_t i = 0; i < n; ++i) best = choices[i].supported ? i : best;
+  TunablesChange change;
+  change.device_isa = best;
+  for (uint32_t worker = 0; worker < cpu_workers; ++worker)
+    change.cpu_isa.emplace_back(worker, best);
+  return scheduler_->SetTunables(change);
 }
 
 StatusOr<BitsAnswer> EngineStack::Answer(const std::vector<Request>& requests,

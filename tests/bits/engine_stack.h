@@ -25,6 +25,10 @@ class EngineStack {
                                                       const EngineStackOptions& options);
   ~EngineStack();
 
+  // From the next window on, every process uses its best instruction set (a stack starts with
+  // scalar).
+  Status UseBestIsa(uint32_t cpu_workers);
+
   Scheduler& scheduler() { return *scheduler_; }
   Supervisor& supervisor() { return *supervisor_; }
 

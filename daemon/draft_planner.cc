@@ -1,0 +1,193 @@
+// See daemon/draft_planner.h.
+#include "daemon/draft_planner.h"
+
+#include <algorithm>
+
+#include "kernels/canonical.h"
+
+namespace lode {
+namespace {
+
+// Drafts that can still count: the decode row gives one token, each draft row one more.
+uint32_t DraftRoom(const Sequence& sequence) {
+  const uint32_t max = sequence.request.max_tokens, done = sequence.answer_size();
+  return std::min(sequence.request.drafts.max, max > done + 1 ? max - done - 1 : 0);
+}
+
+// Drafts for places `from`, from + 1, ... of the answer.
+std::vector<int32_t> Replay(const ReplayDrafts& replay, uint32_t from, uint32_t n) {
+  std::vector<int32_t> tokens;
+  for (uint32_t at = from; at < from + n && at < replay.answer.size(); ++at) {
+    const int32_t right = replay.answer[at], wrong = right == 0 ? 1 : right - 1;
+    const uint32_t dice = canonical::Philox(replay.seed, at, 0).v[0];
+    const bool holds = static_cast<double>(dice) < replay.right * 4294967296.0;  // 2^32
+    tokens.push_back(holds ? right : wrong);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+// Head or lookup, whichever is expected to give more tokens.
+DraftPlanner::Candidate DraftPlanner::Best(Sequence* sequence) const {
+  SequenceDrafts& drafts = sequence->drafts;
+  const DraftOptions& options = sequence->request.drafts;
+  const uint32_t room = DraftRoom(*sequence);
+  if (options.replay != nullptr)
+    return {DraftClass::kHead, Replay(*options.replay, sequence->answer_size(), room)};
+  Candidate head, lookup;
+  if (options.head) head.tokens = drafts.guesses;
+  if (head.tokens.size() > room) head.tokens.resize(room);
+  if (options.lookup && room > 0) {
+    drafts.lookup.Extend(sequence->tokens);
+    const PromptLookup::Match match = drafts.lookup.Find(sequence->tokens, room);
+    lookup.source =
+        match.length >= kLookupLongMin ? DraftClass::kLookupLong : DraftClass::kLookupShort;
+    const auto first = sequence->tokens.begin() + match.from;
+    lookup.tokens.assign(first, first + match.n);
+  }
+  if (head.tokens.empty() || lookup.tokens.empty()) return head.tokens.empty() ? lookup : head;
+  const auto gain = [&](const Candidate& candidate) {
+    const DraftOffer offer = OfferOf(*sequence, candidate);
+    double reach = 1, sum = 0;
+    for (uint32_t i = 0; i < offer.n; ++i) sum += reach *= offer.holds[i];
+    return sum;
+  };
+  return gain(lookup) > gain(head) ? lookup : head;
+}
+
+DraftOffer DraftPlanner::OfferOf(const Sequence& sequence, const Candidate& candidate) const {
+  DraftOffer offer;
+  offer.n = static_cast<uint32_t>(std::min<size_t>(candidate.tokens.size(), kDraftsMax));
+  for (uint32_t i = 0; i < offer.n; ++i)
+    offer.holds[i] = sequence.drafts.acceptance.Holds(candidate.source, i + 1, &acceptance_);
+  return offer;
+}
+
+// Drafts to verify without asking the policy: a fixed number was requested, or it must learn.
+uint32_t DraftPlanner::ForcedDrafts(Sequence* sequence, const Candidate& candidate) const {
+  SequenceDrafts& drafts = sequence->drafts;
+  const auto n = static_cast<uint32_t>(candidate.tokens.size());
+  if (sequence->request.drafts.fixed) return n;
+  if (n == 0) return 0;
+  if (candidate.source == DraftClass::kHead) return drafts.explore ? n : 0;
+  if (drafts.lookups_declined < setup_.policy.explore_every) return 0;
+  return 1;  // one is enough to see whether lookups hold again
+}
+
+void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const RowShare> shares,
+                          uint32_t window_rows) {
+  uint32_t base_rows = 0, base_tokens = 0;
+  for (const RowShare& share : shares) base_rows += share.rows;
+  uint32_t room = window_rows - base_rows;
+  std::vector<Candidate> candidates(sequences.size());
+  std::vector<uint32_t> taken(sequences.size(), 0);
+  std::vector<uint32_t> forced(sequences.size(), 0);
+  std::vector<DraftOffer> offers(sequences.size());
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    sequences[i]->drafts.offered.clear();
+    if (!sequences[i]->decoding()) continue;
+    ++base_tokens;
+    candidates[i] = Best(sequences[i]);
+    forced[i] = ForcedDrafts(sequences[i], candidates[i]);
+    if (forced[i] == 0 && !sequences[i]->request.drafts.fixed)
+      offers[i] = OfferOf(*sequences[i], candidates[i]);
+  }
+  // Forced ones first, one each in turn.
+  for (bool dealt = true; dealt && room > 0;) {
+    dealt = false;
+    for (size_t i = 0; i < sequences.size() && room > 0; ++i) {
+      if (taken[i] >= forced[i]) continue;
+      ++taken[i];
+      ++base_rows;
+      --room;
+      dealt = true;
+    }
+  }
+  if (base_tokens > 0) {
+    const std::vector<uint32_t> chosen =
+        ChooseDrafts(costs_, setup_.policy, base_rows, base_tokens, room, offers);
+    for (size_t i = 0; i < sequences.size(); ++i) taken[i] += chosen[i];
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    SequenceDrafts& drafts = sequences[i]->drafts;
+    const std::vector<int32_t>& tokens = candidates[i].tokens;
+    drafts.offered_class = candidates[i].source;
+    drafts.offered.assign(tokens.begin(), tokens.begin() + taken[i]);
+    const bool declined =
+        taken[i] == 0 && !tokens.empty() && candidates[i].source != DraftClass::kHead;
+    drafts.lookups_declined = declined ? drafts.lookups_declined + 1 : 0;
+  }
+}
+
+void DraftPlanner::Ask(Sequence* sequence, bool picks, uint32_t decoding, SequencePlan* plan) {
+  SequenceDrafts& drafts = sequence->drafts;
+  const DraftOptions& options = sequence->request.drafts;
+  drafts.asked = 0;
+  drafts.asked_to_explore = false;
+  if (!setup_.head || !options.head || options.max == 0 || sequence->scoring_only()) return;
+  plan->draft_flags = static_cast<uint8_t>(kDraftFollow | (options.coupled ? kDraftCoupled : 0));
+  plan->draft_min_p = options.min_p;
+  if (!picks) return;
+  // This window commits at least one token; drafts of the next stand behind that.
+  const uint32_t left = DraftRoom(*sequence);
+  const uint32_t max = std::min({options.max, left > 0 ? left - 1 : 0, kDraftsMax});
+  if (options.fixed) {
+    drafts.asked = max;
+  } else {
+    const uint32_t best = ChooseDepth(costs_, setup_.policy, drafts.acceptance, acceptance_,
+                                      decoding, max);
+    drafts.asked = std::min(drafts.head_explorer.Adjust(best, max, setup_.policy), max);
+    drafts.asked_to_explore = drafts.asked > best;
+  }
+  plan->draft_max = static_cast<uint8_t>(drafts.asked);
+}
+
+void DraftPlanner::Observe(const WindowResult& result, uint32_t seq_index, uint32_t drafts_held,
+                           bool finished, Sequence* sequence, EngineCounters* counters) {
+  SequenceDrafts& drafts = sequence->drafts;
+  const auto offered = static_cast<uint32_t>(drafts.offered.size());
+  const auto source = static_cast<size_t>(SourceOf(drafts.offered_class));
+  for (uint32_t depth = 1; depth <= offered; ++depth) {
+    const bool held = depth <= drafts_held;
+    Add(counters->drafts_offered[source][depth], 1);
+    ++sequence->usage.drafts_offered[source][depth];
+    if (!held) continue;
+    Add(counters->drafts_held[source][depth], 1);
+    ++sequence->usage.drafts_held[source][depth];
+  }
+  // An answer that ends inside the window says nothing about the drafts behind its end.
+  const uint32_t judged = finished ? drafts_held : offered;
+  drafts.acceptance.Observe(drafts.offered_class, judged, drafts_held);
+  acceptance_.Observe(drafts.offered_class, judged, drafts_held);
+  drafts.guesses.clear();
+  drafts.explore = false;
+  if (finished || sequence->last_accepted != result.proposed_accepts[seq_index]) return;
+  const uint32_t given = std::min({result.n_drafts[seq_index], drafts.asked, kDraftsMax});
+  drafts.guesses.assign(result.drafts[seq_index], result.drafts[seq_index] + given);
+  drafts.explore = drafts.asked_to_explore;
+  if (drafts.asked == 0) return;
+  drafts.acceptance.ObserveGuesses(drafts.asked, given);
+  acceptance_.ObserveGuesses(drafts.asked, given);
+}
+
+void DraftPlanner::ObserveWindow(const WindowPlan& plan, const WindowResult& result,
+                                 uint64_t wall_ns, EngineCounters* counters) {
+  const uint64_t draft_ns = std::min(result.draft_ns, wall_ns);
+  Add(counters->draft_ns, draft_ns);
+  Add(counters->verify_ns, wall_ns - draft_ns);
+  uint32_t asked = 0;
+  for (uint32_t i = 0; i < plan.n_seqs; ++i) asked = std::max<uint32_t>(asked, plan.seqs[i].draft_max);
+  if (result.draft_passes > 0)
+    costs_.ObserveDrafting(asked > 0 ? result.draft_passes : 0, draft_ns);
+  // Prompt rows need no head and no pick: their windows say nothing about verification.
+  for (uint32_t r = 0; r < plan.n_rows; ++r) {
+    if (plan.rows[r].kind != RowKind::kDecode && plan.rows[r].kind != RowKind::kDraft) return;
+  }
+  const uint64_t misses = result.lookups[static_cast<uint32_t>(Lane::kPull)] +
+                          result.lookups[static_cast<uint32_t>(Lane::kCpu)];
+  costs_.ObserveWindow(plan.n_rows, wall_ns - draft_ns,
+                       result.lookups[static_cast<uint32_t>(Lane::kHit)] + misses, misses);
+}
+
+}  // namespace lode

@@ -1,0 +1,149 @@
+// How many drafts a window should verify, and how many to guess for the next one: learned numbers
+// and pure functions over them. The question is always the same: which number of rows gives the most
+// committed tokens per second, when a row costs what windows of that many rows were seen to cost
+// under the present share of expert misses, and a draft holds as often as drafts of its source and
+// depth were seen to hold. No clock, no randomness, no engine: tests and simulations call the same
+// code. Step 3 of the life of a token; scheduler thread. Reasons and figures: docs/design/drafts.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "daemon/draft_source.h"
+#include "shared/base/limits.h"
+
+namespace lode {
+
+// Where a draft comes from. Lookups with a short and a long match hold at very different rates, so
+// they are learned apart; outside they are one source.
+enum class DraftClass : uint32_t { kHead = 0, kLookupShort = 1, kLookupLong = 2 };
+inline constexpr uint32_t kDraftClasses = 3;
+inline constexpr uint32_t kLookupLongMin = 8;  // matched tokens
+constexpr DraftSource SourceOf(DraftClass c) {
+  return c == DraftClass::kHead ? DraftSource::kHead : DraftSource::kLookup;
+}
+
+struct PolicyConstants {
+  // Before anything was measured: what a window of 1, 2, 3, ... rows costs in windows of one row
+  // (published figures for 1 to 4, continued by their step).
+  double start_cost_first = 1.0, start_cost_step = 0.35;
+  // Before anything was measured: cost of one guess of the head in windows of one row (one layer of
+  // many and the output matrix).
+  double start_guess_cost = 0.06;
+  // A running mean forgets with this weight once it has 1 / weight observations; about a second of
+  // decoding.
+  double cost_weight = 1.0 / 32;
+  // One observation counts at most this many times the mean: a window that lost its core says
+  // nothing about rows.
+  double outlier = 4.0;
+  // Neutral acceptance before anything was offered, and how many trials it weighs.
+  double start_acceptance = 0.6, start_trials = 4;
+  // Trials count this much less with every later one: the last 50 or so matter.
+  double acceptance_decay = 0.98;
+  // Every n-th window of a sequence that offers nothing tries one draft: acceptance and costs may
+  // have changed. Costs at most (cost of that window - 1) / n.
+  uint32_t explore_every = 64;
+  // Every n-th window that offers something tries one draft more or one less, in turn: keeps the
+  // neighbours' costs fresh.
+  uint32_t probe_every = 32;
+  // Another number of rows must promise this much more than none at all: noise is no reason to draft.
+  double advantage_min = 1.01;
+};
+
+// What windows cost. Times in ns, row counts 1..kWindowRowsMax.
+class WindowCosts {
+ public:
+  explicit WindowCosts(const PolicyConstants& constants = {}) : k_(constants) {}
+  // A finished window of decode and draft rows only: time without drafting, routed pairs and how many
+  // of them missed.
+  void ObserveWindow(uint32_t rows, uint64_t ns, uint64_t lookups, uint64_t misses);
+  // Drafting behind a window: how deep the head guessed; 0: it only followed.
+  void ObserveDrafting(uint32_t depth, uint64_t ns);
+
+  // Expected time of a window with `rows` rows (fractions interpolate) at the present miss share.
+  double Window(double rows) const;
+  // Expected time of guessing `depth` drafts; fractions interpolate, 0: only following.
+  double Drafting(double depth) const;
+  // Misses / lookups of the last windows; 0 before the first.
+  double miss_share() const { return miss_share_; }
+
+ private:
+  struct Cell {
+    double n = 0;  // observations, capped by forgetting
+    double ns = 0, lookups = 0, misses = 0;
+  };
+  void Add(Cell* cell, double ns, double lookups, double misses) const;
+  double AtPresentMisses(const Cell& cell) const;
+  double Rows(uint32_t rows) const;
+  double Depth(uint32_t depth) const;
+  double Shape(uint32_t rows) const { return k_.start_cost_first + k_.start_cost_step * (rows - 1); }
+
+  PolicyConstants k_;
+  std::array<Cell, kWindowRowsMax + 1> cells_ = {};  // [rows]
+  std::array<Cell, kDraftsMax + 1> depths_ = {};     // [depth]
+  double miss_share_ = 0;
+  // Time per miss: regression of time on misses, each against its own row count's mean.
+  double sum_mm_ = 0, sum_mt_ = 0;
+};
+
+// How often drafts hold, by class and depth (1..kDraftsMax), each given that the one before held; and
+// how often the head, asked for a depth, is sure enough to guess it.
+class Acceptance {
+ public:
+  explicit Acceptance(const PolicyConstants& constants = {}) : k_(constants) {}
+  // `held` of `offered` drafts counted; the next one, if there was one, did not.
+  void Observe(DraftClass c, uint32_t offered, uint32_t held);
+  // The head was asked for `wanted` guesses and gave `given`.
+  void ObserveGuesses(uint32_t wanted, uint32_t given);
+  // Probability that the draft at `depth` holds, given those before. `prior`: what to believe before
+  // there are trials; null: the neutral start.
+  double Holds(DraftClass c, uint32_t depth, const Acceptance* prior) const;
+  double Guessed(uint32_t depth, const Acceptance* prior) const;
+
+ private:
+  struct Rate {
+    double hits = 0, trials = 0;
+    void Add(bool hit, double decay) {
+      hits = hits * decay + (hit ? 1 : 0);
+      trials = trials * decay + 1;
+    }
+    double Of(double prior, double weight) const {
+      return (hits + prior * weight) / (trials + weight);
+    }
+  };
+  PolicyConstants k_;
+  std::array<std::array<Rate, kDraftsMax + 1>, kDraftClasses> holds_ = {};
+  std::array<Rate, kDraftsMax + 1> guessed_ = {};
+};
+
+// Drafts that a sequence could verify: probability of each to hold, given those before.
+struct DraftOffer {
+  uint32_t n = 0;
+  double holds[kDraftsMax] = {};
+};
+// How many drafts of each offer to verify, such that tokens per second of the whole window are
+// highest. `base_rows`: rows the window has anyway, `base_tokens`: tokens they give; `room`: rows
+// left. Greedy by gain, which is optimal for each number of rows, since gains fall with depth.
+std::vector<uint32_t> ChooseDrafts(const WindowCosts& costs, const PolicyConstants& constants,
+                                   uint32_t base_rows, uint32_t base_tokens, uint32_t room,
+                                   std::span<const DraftOffer> offers);
+
+// How many guesses to ask the head for, with `sequences` like this one decoding: the depth with the
+// most tokens per second, drafting included. `acceptance`: of the sequence, `prior`: of all.
+uint32_t ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
+                     const Acceptance& acceptance, const Acceptance& prior, uint32_t sequences,
+                     uint32_t max);
+
+// Exploration of one sequence, window by window: turns the best depth into the one to ask for.
+class Explorer {
+ public:
+  uint32_t Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants);
+
+ private:
+  uint32_t idle_ = 0, busy_ = 0;
+  bool up_ = true;
+};
+
+}  // namespace lode
