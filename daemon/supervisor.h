@@ -106,9 +106,9 @@ class Supervisor : public Fleet {
     uint64_t ready_bell = 0;             // the newest job when it became ready: not its business
     std::optional<Suspicion> suspicion;  // CPU worker that owes an answer
     bool stuck = false;                  // and was killed for it
-    uint32_t pulse = 0;      // GPU worker: as last seen,
-    uint64_t pulse_ns = 0;   // and since when
-    uint64_t ask_ns = 0;     // when to ask for statistics again
+    uint32_t pulse = 0;                  // GPU worker: as last seen,
+    uint64_t pulse_ns = 0;               // and since when
+    uint64_t ask_ns = 0;                 // when to ask for statistics again
     bool asked = false;      // and no answer has come: a stopped worker is not asked for ever
     bool permanent = false;  // and that it will be the same next time
     // Written by the supervisor thread under mutex_, read by others.

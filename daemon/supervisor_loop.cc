@@ -313,7 +313,8 @@ void Supervisor::HandleEnd(Worker* worker, const std::string& how) {
   else
     FenceGpu(worker);
   const RestartPolicy::Decision decision =
-      worker->stuck ? worker->policy.EndedStuck() : worker->policy.Ended(served_ns, text, worker->permanent);
+      worker->stuck ? worker->policy.EndedStuck()
+                    : worker->policy.Ended(served_ns, text, worker->permanent);
   worker->suspicion.reset();
   worker->stuck = false;
   worker->start_at_ns = now + decision.delay_ns;
@@ -418,9 +419,8 @@ void Supervisor::CheckPulse(Worker* worker, uint64_t now_ns) {
   const auto sample = SampleProcess(worker->process.pid());
   if (sample.ok() && sample->wants_to_run && silent_ns < Suspicion::kNsMax) return;
   const StallReport report = DescribeStall(*link, window_.load(std::memory_order_relaxed));
-  worker->end_reason =
-      fmt::format("its process has not run for {:.1f} s (stopped?): {}",
-                  static_cast<double>(silent_ns) / 1e9, report.text);
+  worker->end_reason = fmt::format("its process has not run for {:.1f} s (stopped?): {}",
+                                   static_cast<double>(silent_ns) / 1e9, report.text);
   spdlog::error("{} is killed: {}", worker->name, worker->end_reason);
   worker->pulse_ns = now_ns;
   worker->process.Signal(SIGKILL);
