@@ -8,6 +8,7 @@
 #include "gpu_worker/cuda_stack.h"
 #include "gpu_worker/gpu_worker.h"
 #include "shared/base/fault.h"
+#include "shared/base/process_limits.h"
 #include "shared/control/worker_main.h"
 
 namespace {
@@ -53,6 +54,7 @@ int Probe() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lode::InstallLastWords("lode-gpu-worker");
   if (argc == 2 && std::string_view(argv[1]) == "--probe") return Probe();
   return lode::RunWorker(argc, argv,
                          {"lode-gpu-worker", lode::WorkerRole::kGpu, [](const auto& identity) {
