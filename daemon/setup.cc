@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/isa_list.h"
 #include "shared/base/limits.h"
 
 namespace lode {
@@ -87,9 +88,8 @@ LoadPlan CommonPlan(const Options& options, const ModelSource& source, uint32_t 
 }  // namespace
 
 uint32_t IsaIndex(const std::string& name) {
-  static constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
-  for (uint32_t i = 0; i < std::size(kNames); ++i) {
-    if (name == kNames[i]) return i;
+  for (uint32_t i = 0; i < kIsaCount; ++i) {
+    if (name == kIsaNames[i]) return i;
   }
   return 0;
 }

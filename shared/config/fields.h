@@ -18,7 +18,7 @@ namespace lode {
   X(device, device, std::string, "auto", 0, 0, true, "cpu, cuda or auto (cuda when a usable GPU is found)")              \
   X(device, device_threads, uint32_t, 0, 0, 256, true, "threads of the cpu device; 0 = chosen from the cores")           \
   X(device, vram_budget, uint64_t, 0, 0, 1ull << 50, false, "bytes for expert slots; 0 = chosen: half of the experts on the cpu device") \
-  X(device, isa, std::string, "auto", 0, 0, false, "kernel table: auto, scalar, avx2, avx512")                           \
+  X(device, isa, std::string, "auto", 0, 0, false, "kernel table; auto is the best one this CPU runs")                    \
   X(experts, cpu_workers, uint32_t, 0, 0, 16, true, "CPU expert workers; 0 = one per NUMA node")                         \
   X(experts, cpu_threads, uint32_t, 0, 0, 256, true, "threads of each CPU worker; 0 = chosen from cores and cpuset; a CPU quota is never exceeded") \
   X(experts, pull_share, double, -1, -1, 1, false, "share of misses pulled over PCIe by policy fixed; -1 = by pack")     \
