@@ -57,13 +57,14 @@ LODE_ALWAYS_INLINE void AddStep(const Acts<kActs>& acts, uint32_t block, const R
     const int8_t* y = act.y + block * F::kBlock + kStep * F::kStep;
     const int32_t* start =
         act.start + block * (F::kBlock / F::kGroup) + kStep * F::kStep / F::kGroup;
-    typename S::Words sum = isum[a];
+    typename S::Words sum = S::ZeroWords();
+    if constexpr (kStep > 0) sum = isum[a];
+    if constexpr (kStep == 0 && kStart && !F::kGroupScales) sum = S::Start(start);
     Unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
       if constexpr (F::kGroupScales) {
         sum = S::template DotScaled<kWords, F::kMaxCode, F::kSigned, kStart>(
             sum, scale[g], start + g, w + g * kWords, y + 4 * kWords * g);
       } else {
-        if constexpr (kStep == 0) sum = kStart ? S::Start(start) : S::ZeroWords();
         sum = S::template Dot<kWords, F::kMaxCode, F::kSigned>(sum, w, y);
       }
     });
@@ -99,6 +100,13 @@ LODE_ALWAYS_INLINE void AddTerms(const Acts<kActs>& acts, uint32_t block, const 
   }
 }
 
+// The n-th step to take: integer sums are exact, so a format may choose (step 0 comes first).
+template <class F>
+constexpr uint32_t StepAt(uint32_t n) {
+  if constexpr (requires { F::StepAt(n); }) return F::StepAt(n);
+  return n;
+}
+
 // kN blocks that are read together.
 template <class S, class F, uint32_t kN, uint32_t kActs>
 LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
@@ -107,9 +115,8 @@ LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
   raw.Load(rows);
   Unroll<kN>([&](auto i) __attribute__((always_inline)) {
     typename S::Words isum[Acts<kActs>::kMost];
-    if constexpr (F::kGroupScales)
-      for (uint32_t a = 0; a < acts.Count(); ++a) isum[a] = S::ZeroWords();
-    Unroll<F::kBlock / F::kStep>([&](auto step) __attribute__((always_inline)) {
+    Unroll<F::kBlock / F::kStep>([&](auto n) __attribute__((always_inline)) {
+      constexpr uint32_t step = StepAt<F>(n);
       typename S::Words w[F::kStep / 4];
       raw.template Codes<i, step>(w);
       AddStep<S, F, kActs, step>(acts, block + i, raw, w, isum);
@@ -129,9 +136,10 @@ struct LinearPrefetch {
   }
 };
 
-// n_blocks of one row group, whose sums so far are in acc.
+// n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined: a
+// real call would spill all vector registers.
 template <class S, class F, uint32_t kActs>
-inline void RowGroup(const uint8_t* w, size_t stride, uint32_t first_block, uint32_t n_blocks,
+__attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride, uint32_t first_block, uint32_t n_blocks,
                      LinearPrefetch ahead, const Acts<kActs>& acts, typename S::RowsF* acc) {
   typename S::Rows rows = S::RowsAt(w, stride);
   uint32_t b = 0;
@@ -219,6 +227,8 @@ void MatQuantised(const MatArgs& m) {
     for (uint32_t a = 0; a < m.n_acts; ++a) PreparePanel<S, F>(m.acts[a], column, n, &panel[a]);
     if (m.n_acts == 1) {
       MatPanel<S, F, 1>(m, column, n, panel);
+    } else if (m.n_acts == 4) {
+      MatPanel<S, F, 4>(m, column, n, panel);
     } else {
       MatPanel<S, F, 0>(m, column, n, panel);
     }

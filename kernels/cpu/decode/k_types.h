@@ -136,25 +136,25 @@ struct Q6_K : NaturalOrder {
   static constexpr bool kSigned = false, kGroupScales = true;
   static constexpr int32_t kMaxCode = 63, kOffset = 32;
   static constexpr MinKind kMins = kNoMins;
+  // Runs that share bytes follow each other: fewer registers are live.
+  static constexpr uint32_t StepAt(uint32_t n) { return n / 4 * 4 + n % 2 * 2 + n / 2 % 2; }
   template <class S, uint32_t kN>
   struct Raw {
     typename S::Rows rows;
-    typename S::Words scales[4], last[4], low[16], top[8];
+    typename S::Words scales[4], last[4], low[8], top[8];
     LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) {
       rows = r;
       S::LoadColumns(r, 192, scales);
-      S::LoadColumns(r, 194, last);
+      S::LoadColumns(r, 194, last);  // only the word with d is used
     }
     template <uint32_t, uint32_t kRun>
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
       constexpr uint32_t kHalf = kRun / 4, kT = kRun % 4;
-      if constexpr (kT == 0) {
-        LoadRun<S, 4>(rows, 64 * kHalf, low);
-        LoadRun<S, 2>(rows, 128 + 32 * kHalf, top);
-      }
+      if constexpr (kT == 0) LoadRun<S, 2>(rows, 128 + 32 * kHalf, top);
+      if constexpr (kT < 2) LoadRun<S, 2>(rows, 64 * kHalf + 32 * kT, low);
       constexpr int kRight = 2 * static_cast<int>(kT) - 4;  // bits 2 kT to bits 4, 5
       for (int i = 0; i < 8; ++i)
-        out[i] = S::Or(S::template Field<kT / 2 * 4, 15>(low[kT % 2 * 8 + i]),
+        out[i] = S::Or(S::template Field<kT / 2 * 4, 15>(low[i]),
                        S::template Field<kRight, 48>(top[i]));
     }
     template <uint32_t kG>
