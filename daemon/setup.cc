@@ -10,6 +10,7 @@
 
 #include "daemon/child_process.h"
 #include "shared/base/log.h"
+#include "kernels/isa_list.h"
 #include "shared/base/limits.h"
 
 namespace lode {
@@ -134,9 +135,8 @@ StatusOr<uint64_t> SmallestSlotBytes(const ModelSource& source) {
 }  // namespace
 
 uint32_t IsaIndex(const std::string& name) {
-  static constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
-  for (uint32_t i = 0; i < std::size(kNames); ++i) {
-    if (name == kNames[i]) return i;
+  for (uint32_t i = 0; i < kIsaCount; ++i) {
+    if (name == kIsaNames[i]) return i;
   }
   return 0;
 }

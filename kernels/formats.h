@@ -55,7 +55,14 @@ namespace lode {
   X(Q4_K)                        \
   X(Q5_1)                        \
   X(Q2_0)                        \
-  X(IQ4_NL)
+  X(IQ4_NL)                      \
+  X(Q4_0)                        \
+  X(Q5_K)                        \
+  X(Q6_K)                        \
+  X(IQ2_XS)                      \
+  X(IQ3_XXS)                     \
+  X(IQ3_S)                       \
+  X(IQ4_XS)
 
 enum class TensorType : uint32_t {
 #define LODE_X(name, id, len, bytes) k##name = id,

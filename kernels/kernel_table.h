@@ -32,6 +32,10 @@ struct MatArgs {
 };
 using MatFn = void (*)(const MatArgs& args);
 
+// Every table works on groups of rows, at most this many. A call whose n_rows is no multiple pays for
+// a whole last group, one with fewer rows for copying them too: cut work at multiples of it.
+inline constexpr uint32_t kRowGranule = 16;
+
 struct KernelTable {
   const char* name;             // "scalar", "avx2", "avx512", ...
   uint32_t arithmetic_version;  // == kArithmeticVersion or the table is refused

@@ -1,6 +1,8 @@
-// The kernel table for AVX2, FMA and F16C. Compiled with its own -m flags (kernels/CMakeLists.txt)
-// and chosen at run time by isa_select.cc. Exports one symbol and nothing weak, so that no other
-// translation unit can end up with its code (checked by tests/tidy/symbols_test.py).
+// The kernel table for AVX2, FMA and F16C.
+// Compiled with its own -m flags (kernels/CMakeLists.txt) and chosen at run time by isa_select.cc.
+// Exports one symbol and nothing weak, so that no other translation unit can end up with its code
+// (checked by tests/tidy/symbols_test.py).
 #define LODE_ISA_ENTRY KernelTableAvx2
-#define LODE_ISA_SIMD "kernels/cpu/simd/avx2.h"
+#define LODE_ISA_SIMD "kernels/cpu/simd/x86.h"
+#define LODE_SIMD_NAME "avx2"
 #include "kernels/cpu/isa_table.inc"

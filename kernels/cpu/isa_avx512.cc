@@ -1,7 +1,9 @@
-// The kernel table for AVX-512 F/BW/DQ/VL with VNNI. Compiled with its own -m flags
-// (kernels/CMakeLists.txt) and chosen at run time by isa_select.cc. Exports one symbol and nothing
-// weak, so that no other translation unit can end up with its code (checked by
-// tests/tidy/symbols_test.py).
+// The kernel table for AVX-512 F, BW, DQ, VL and VNNI.
+// Compiled with its own -m flags (kernels/CMakeLists.txt) and chosen at run time by isa_select.cc.
+// Exports one symbol and nothing weak, so that no other translation unit can end up with its code
+// (checked by tests/tidy/symbols_test.py).
 #define LODE_ISA_ENTRY KernelTableAvx512
-#define LODE_ISA_SIMD "kernels/cpu/simd/avx512.h"
+#define LODE_ISA_SIMD "kernels/cpu/simd/x86.h"
+#define LODE_SIMD_NAME "avx512"
+#define LODE_SIMD_512
 #include "kernels/cpu/isa_table.inc"

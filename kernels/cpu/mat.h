@@ -1,7 +1,6 @@
 // THE matrix product: y[a][r] = W[r] . act[a], one template over the instruction set and the weight
-// format, in the one order of docs/design/arithmetic.md. Memory-bound by design: a weight byte is
-// read once, in address order apart from a row group, and decoded once for up to 8 activation rows.
-// Called by the expert threads of the CPU worker and by the cpu device.
+// format, in the one order of docs/design/arithmetic.md. A weight byte is read once and decoded once
+// for up to 8 activation rows. Called by the expert threads of the CPU worker and by the cpu device.
 //
 // The canonical order wants one fp32 accumulator per (row, activation row), blocks ascending: a
 // serial chain of additions. So S::kRows rows advance side by side, one vector lane each: 16 bytes
@@ -9,237 +8,239 @@
 // one instruction, integer sums need no horizontal reduction, and one vector multiplication and
 // addition moves all chains. The transposition is paid once for all activation rows. A row group is
 // one contiguous piece of memory (rows follow each other), so while it is worked off the next
-// group's bytes are prefetched linearly, the same number per block step.
+// group's bytes are prefetched linearly, the same number per step. Why this and not something else,
+// with figures: docs/design/kernels.md.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/decode/affine.h"
-#include "kernels/cpu/decode/codebook.h"
+#include "kernels/cpu/act_panel.h"
+#include "kernels/cpu/decode/grid.h"
+#include "kernels/cpu/decode/k_types.h"
+#include "kernels/cpu/decode/small.h"
+#include "kernels/cpu/mat_float.h"
 #include "kernels/kernel_table.h"
 
 namespace lode {
 namespace {
 
-constexpr uint32_t kActsMax = 8;  // kWindowRowsMax: activation rows that share one decode
 constexpr uint32_t kCacheLineBytes = 64;
 
-// sum(y) over columns [first, first + n) of a row, n a multiple of 16.
-inline int32_t ActSum(const ActRow& act, size_t first, uint32_t n) {
-  int32_t sum = 0;
-  for (uint32_t i = 0; i < n / 16; ++i) sum += act.sum16[first / 16 + i];
-  return sum;
-}
+// Activation rows of one call. kActs = 1 or 0 (= n, known at run time): the single-row case, plain
+// decoding, keeps its sums in registers.
+template <uint32_t kActs>
+struct Acts {
+  const ActPanel* panel;
+  uint32_t n;
+  static constexpr uint32_t kMost = kActs ? kActs : kActsMax;
+  LODE_ALWAYS_INLINE uint32_t Count() const { return kActs ? kActs : n; }
+};
 
-// Exact sums of one group of columns for all rows of the row group; offsets and the signed bias are
-// taken off again.
-template <class S, class F>
-inline typename S::Words GroupSum(const typename S::Words* w, const int8_t* y, const ActRow& act,
-                                  size_t first) {
-  constexpr int kWords = F::kGroup / 4;
-  if constexpr (F::kSigned) {
-    const typename S::Words sum = S::template DotSigned<kWords>(w, y);
-    return S::kSignedBias == 0 ? sum
-                               : S::SubAll(sum, S::kSignedBias * ActSum(act, first, F::kGroup));
-  } else {
-    const typename S::Words sum = S::template DotUnsigned<kWords, F::kMaxCode>(w, y);
-    return F::kOffset == 0 ? sum : S::SubAll(sum, F::kOffset * ActSum(act, first, F::kGroup));
+// isum[a] += one step of weights (kStep of them, decoded in w), for every activation row. `step`
+// counts inside the block, `block` inside the panel.
+template <class S, class F, uint32_t kActs, uint32_t kStep, class RawBlocks>
+LODE_ALWAYS_INLINE void AddStep(const Acts<kActs>& acts, uint32_t block, const RawBlocks& raw,
+                                const typename S::Words* w, typename S::Words* isum) {
+  constexpr bool kStart = kBiasOf<S, F> != 0;
+  constexpr uint32_t kGroups = F::kStep < F::kGroup ? 1 : F::kStep / F::kGroup;
+  constexpr uint32_t kWords = F::kStep / 4 / kGroups;
+  typename S::Words scale[kGroups];
+  if constexpr (F::kGroupScales) {
+    Unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
+      scale[g] = raw.template GroupScale<kStep * kGroups + g>();
+    });
   }
-}
-
-// isum[a] of one block for every activation row. A step's codes are decoded once and stay in
-// registers over the activation rows.
-template <class S, class F>
-inline void BlockProducts(const uint8_t* const* row, size_t offset, size_t column,
-                          const ActRow* acts, uint32_t n_acts, typename S::Words* isum) {
-  typename S::Words scale[F::kBlock / F::kGroup];
-  if constexpr (F::kGroupScales) F::template GroupScales<S>(row, offset, scale);
-  for (uint32_t a = 0; a < n_acts; ++a) isum[a] = S::ZeroWords();
-  for (uint32_t step = 0; step < F::kBlock / F::kStep; ++step) {
-    typename S::Words w[F::kStep / 4];
-    F::template Decode<S>(row, offset, step, w);
-    for (uint32_t a = 0; a < n_acts; ++a) {
-      const size_t first = column + step * F::kStep;
-      const int8_t* y = acts[a].q + first;
-      alignas(64) int8_t arranged[F::kStep];
-      if constexpr (F::kCrumbOrder) {
-        static_assert(F::kStep == 64);
-        S::ArrangeCrumbs(y, arranged);
-        y = arranged;
+  for (uint32_t a = 0; a < acts.Count(); ++a) {
+    const ActPanel& act = acts.panel[a];
+    const int8_t* y = act.y + block * F::kBlock + kStep * F::kStep;
+    const int32_t* start =
+        act.start + block * (F::kBlock / F::kGroup) + kStep * F::kStep / F::kGroup;
+    typename S::Words sum = S::ZeroWords();
+    if constexpr (kStep > 0) sum = isum[a];
+    if constexpr (kStep == 0 && kStart && !F::kGroupScales) sum = S::Start(start);
+    Unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
+      if constexpr (F::kGroupScales) {
+        sum = S::template DotScaled<kWords, F::kMaxCode, F::kSigned, kStart>(
+            sum, scale[g], start + g, w + g * kWords, y + 4 * kWords * g);
+      } else {
+        sum = S::template Dot<kWords, F::kMaxCode, F::kSigned>(sum, w, y);
       }
-      typename S::Words sum = isum[a];
-      for (uint32_t g = 0; g < F::kStep / F::kGroup; ++g) {
-        const typename S::Words group = GroupSum<S, F>(w + g * (F::kGroup / 4), y + g * F::kGroup,
-                                                       acts[a], first + g * F::kGroup);
-        if constexpr (F::kGroupScales) {
-          sum = S::MulAdd(sum, scale[step * (F::kStep / F::kGroup) + g], group);
-        } else {
-          sum = group;
-        }
-      }
-      isum[a] = sum;
-    }
+    });
+    isum[a] = sum;
   }
-}
-
-// msum of one block: sum over the groups of m_g * sum_g(y).
-template <class S, class F>
-inline typename S::Words GroupMinSum(const typename S::Words* mins, const ActRow& act,
-                                     size_t column) {
-  typename S::Words msum = S::ZeroWords();
-  for (uint32_t pair = 0; pair < F::kBlock / F::kGroup / 2; ++pair) {
-    const size_t low = column + (pair / 2 * 4 + pair % 2) * F::kGroup, high = low + 2 * F::kGroup;
-    msum =
-        S::MulAddPairs(msum, mins[pair], ActSum(act, low, F::kGroup), ActSum(act, high, F::kGroup));
-  }
-  return msum;
 }
 
 // acc[a] += t, t = float(isum) * (d_w * d_a) [+ float(msum) * (m_w * d_a)]: multiplications and
 // additions, never fused.
-template <class S, class F>
-inline void AddTerms(const uint8_t* const* row, size_t offset, uint32_t block, const ActRow* acts,
-                     uint32_t n_acts, const typename S::Words* isum, typename S::RowsF* acc) {
-  const size_t column = static_cast<size_t>(block) * F::kBlock;
-  const typename S::Words head = S::LoadWords(row, offset + F::kHead);
-  const typename S::RowsF d_w = F::template Scale<S>(head);
-  typename S::Words mins[F::kMins == decode::kGroupMins ? F::kBlock / F::kGroup / 2 : 1];
-  if constexpr (F::kMins == decode::kGroupMins) F::template GroupMins<S>(row, offset, mins);
-  for (uint32_t a = 0; a < n_acts; ++a) {
-    const typename S::RowsF d_a = S::SetAll(acts[a].d[block]);
+template <class S, class F, uint32_t kActs, uint32_t kI, class RawBlocks>
+LODE_ALWAYS_INLINE void AddTerms(const Acts<kActs>& acts, uint32_t block, const RawBlocks& raw,
+                                 const typename S::Words* isum, typename S::RowsF* acc) {
+  const typename S::RowsF d_w = raw.template Scale<kI>();
+  typename S::RowsF m_w = d_w;
+  typename S::Words mins[4];
+  if constexpr (F::kMins != decode::kNoMins) m_w = raw.template Min<kI>();
+  if constexpr (F::kMins == decode::kGroupMins) raw.GroupMins(mins);
+  for (uint32_t a = 0; a < acts.Count(); ++a) {
+    const ActPanel& act = acts.panel[a];
+    const typename S::RowsF d_a = S::SetAll(act.d[block]);
     typename S::RowsF t = S::Mul(S::ToFloat(isum[a]), S::Mul(d_w, d_a));
-    if constexpr (F::kMins != decode::kNoMins) {
-      const typename S::RowsF m_w = F::template Min<S>(head);
-      typename S::RowsF msum;
-      if constexpr (F::kMins == decode::kBlockMins) {
-        msum = S::SetAll(static_cast<float>(ActSum(acts[a], column, F::kBlock)));
-      } else {
-        msum = S::ToFloat(GroupMinSum<S, F>(mins, acts[a], column));
-      }
-      t = S::Add(t, S::Mul(msum, S::Mul(m_w, d_a)));
+    if constexpr (F::kMins == decode::kBlockMins) {
+      float msum;
+      std::memcpy(&msum, &act.mins[block], sizeof(msum));
+      t = S::Add(t, S::Mul(S::SetAll(msum), S::Mul(m_w, d_a)));
+    } else if constexpr (F::kMins == decode::kGroupMins) {
+      typename S::Words msum = S::ZeroWords();
+      for (uint32_t i = 0; i < 4; ++i)
+        msum = S::MulAddPairs(msum, mins[i], act.mins + 4 * block + i);
+      t = S::Add(t, S::Mul(S::ToFloat(msum), S::Mul(m_w, d_a)));
     }
     acc[a] = S::Add(acc[a], t);
   }
 }
 
-// kActs = 1 or 0 (= n_acts, known at run time): the single-row case, plain decoding, keeps its sums
-// in registers.
+// The n-th step to take: integer sums are exact, so a format may choose (step 0 comes first).
+template <class F>
+constexpr uint32_t StepAt(uint32_t n) {
+  if constexpr (requires { F::StepAt(n); }) return F::StepAt(n);
+  return n;
+}
+
+// kN blocks that are read together.
+template <class S, class F, uint32_t kN, uint32_t kActs>
+LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
+                               const Acts<kActs>& acts, typename S::RowsF* acc) {
+  typename F::template Raw<S, kN> raw;
+  raw.Load(rows);
+  Unroll<kN>([&](auto i) __attribute__((always_inline)) {
+    typename S::Words isum[Acts<kActs>::kMost];
+    Unroll<F::kBlock / F::kStep>([&](auto n) __attribute__((always_inline)) {
+      constexpr uint32_t step = StepAt<F>(n);
+      typename S::Words w[F::kStep / 4];
+      raw.template Codes<i, step>(w);
+      AddStep<S, F, kActs, step>(acts, block + i, raw, w, isum);
+    });
+    AddTerms<S, F, kActs, i>(acts, block + i, raw, isum, acc);
+  });
+}
+
+// Prefetches a stretch of memory line by line, as much per step as the step itself reads.
+struct LinearPrefetch {
+  const uint8_t* next;  // null: nothing follows
+  template <size_t kBytes>
+  LODE_ALWAYS_INLINE void Step() {
+    if (next == nullptr) return;
+    for (size_t i = 0; i < kBytes; i += kCacheLineBytes) __builtin_prefetch(next + i, 0, 2);
+    next += kBytes;
+  }
+};
+
+// n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined: a
+// real call would spill all vector registers.
 template <class S, class F, uint32_t kActs>
-void MatGroups(const MatArgs& m) {
-  const uint32_t n_acts = kActs ? kActs : m.n_acts;
-  const uint32_t n_blocks = m.n_cols / F::kBlock;
-  constexpr size_t kStepBytes = static_cast<size_t>(S::kRows) * F::kBytes;
-  for (uint32_t first = 0; first < m.n_rows; first += S::kRows) {
-    const uint32_t n = m.n_rows - first < S::kRows ? m.n_rows - first : S::kRows;
-    const uint8_t* row[S::kRows];  // lanes beyond the last row repeat it; their results are dropped
-    for (uint32_t r = 0; r < S::kRows; ++r)
-      row[r] = m.w + (first + (r < n ? r : n - 1)) * m.row_bytes;
-    const bool more = m.n_rows - first > S::kRows;
-    const uint8_t* ahead = m.w + (first + S::kRows) * m.row_bytes;
-    typename S::RowsF acc[kActs ? kActs : kActsMax];
-    for (uint32_t a = 0; a < n_acts; ++a) acc[a] = S::SetAll(0.0f);
-    for (uint32_t block = 0; block < n_blocks; ++block) {
-      const size_t offset = static_cast<size_t>(block) * F::kBytes;
-      if (more) {
-        for (size_t i = 0; i < kStepBytes; i += kCacheLineBytes) __builtin_prefetch(ahead + i);
-        ahead += kStepBytes;
-      }
-      typename S::Words isum[kActs ? kActs : kActsMax];
-      BlockProducts<S, F>(row, offset, static_cast<size_t>(block) * F::kBlock, m.acts, n_acts,
-                          isum);
-      AddTerms<S, F>(row, offset, block, m.acts, n_acts, isum, acc);
+__attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride, uint32_t first_block, uint32_t n_blocks,
+                     LinearPrefetch ahead, const Acts<kActs>& acts, typename S::RowsF* acc) {
+  typename S::Rows rows = S::RowsAt(w, stride);
+  uint32_t b = 0;
+  for (; b + F::kUnit <= n_blocks; b += F::kUnit) {
+    ahead.template Step<size_t{S::kRows} * F::kUnit * F::kBytes>();
+    Blocks<S, F, F::kUnit, kActs>(rows, first_block + b, acts, acc);
+    rows.Step(F::kUnit * F::kBytes);
+  }
+  if constexpr (F::kUnit > 1) {
+    for (; b < n_blocks; ++b) {
+      Blocks<S, F, 1, kActs>(rows, first_block + b, acts, acc);
+      rows.Step(F::kBytes);
     }
-    for (uint32_t a = 0; a < n_acts; ++a) S::StoreRows(m.out[a] + first, acc[a], n);
   }
 }
 
-// ---- float weights: 32 interleaved fma partials per (row, activation row) ----------------------
-template <class S, class F, uint32_t kR, uint32_t kA>
-void FloatTile(const uint8_t* w, size_t row_bytes, const ActRow* acts, uint32_t n,
-               float* const* out, uint32_t row) {
-  typename S::V32 acc[kR][kA];
-  for (auto& of_row : acc)
-    for (auto& partials : of_row) partials = S::Zero32();
-  uint32_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    typename S::V32 x[kA];
-    for (uint32_t a = 0; a < kA; ++a) x[a] = S::Load32(acts[a].f + i);
-    for (uint32_t r = 0; r < kR; ++r) {
-      const typename S::V32 v =
-          F::template Load32<S>(w + r * row_bytes + static_cast<size_t>(i) * F::kBytes);
-      for (uint32_t a = 0; a < kA; ++a) acc[r][a] = S::Fma32(v, x[a], acc[r][a]);
-    }
+// Fewer rows than a group: they are copied, a piece at a time, beside rows of zeros.
+template <class S, class F, uint32_t kActs>
+inline void FewRows(const uint8_t* w, size_t stride, uint32_t n_rows, uint32_t n_blocks,
+                    const Acts<kActs>& acts, typename S::RowsF* acc) {
+  constexpr uint32_t kPiece = 512 / F::kBytes / F::kUnit * F::kUnit;
+  static_assert(kPiece >= F::kUnit);
+  uint8_t copy[S::kRows * kPiece * F::kBytes] = {};
+  for (uint32_t b = 0; b < n_blocks; b += kPiece) {
+    const uint32_t n = n_blocks - b < kPiece ? n_blocks - b : kPiece;
+    for (uint32_t r = 0; r < n_rows; ++r)
+      std::memcpy(copy + r * kPiece * F::kBytes, w + r * stride + size_t{b} * F::kBytes,
+                  size_t{n} * F::kBytes);
+    RowGroup<S, F, kActs>(copy, kPiece * F::kBytes, b, n, {nullptr}, acts, acc);
   }
-  if (i < n) {
-    for (uint32_t r = 0; r < kR; ++r) {
-      uint8_t rest[32 * F::kBytes] = {};
-      std::memcpy(rest, w + r * row_bytes + static_cast<size_t>(i) * F::kBytes,
-                  (n - i) * F::kBytes);
-      for (uint32_t a = 0; a < kA; ++a) {
-        float x[32] = {};
-        std::memcpy(x, acts[a].f + i, (n - i) * sizeof(float));
-        acc[r][a] = S::FmaFirst32(F::template Load32<S>(rest), S::Load32(x), acc[r][a], n - i);
-      }
-    }
-  }
-  for (uint32_t r = 0; r < kR; ++r)
-    for (uint32_t a = 0; a < kA; ++a) out[a][row + r] = S::Join32(acc[r][a]);
 }
 
-template <class S, class F, uint32_t kR>
-void FloatRows(const MatArgs& m, uint32_t row) {
-  const uint8_t* w = m.w + row * m.row_bytes;
-  uint32_t a = 0;
-  for (; a + S::kFloatActs <= m.n_acts; a += S::kFloatActs)
-    FloatTile<S, F, kR, S::kFloatActs>(w, m.row_bytes, m.acts + a, m.n_cols, m.out + a, row);
-  for (; a < m.n_acts; ++a)
-    FloatTile<S, F, kR, 1>(w, m.row_bytes, m.acts + a, m.n_cols, m.out + a, row);
+// Sums of one group, out[a][row + r] for r in [skip, kRows): zero for the first columns, else so far.
+template <class S>
+inline void LoadSums(const MatArgs& m, uint32_t row, uint32_t n_rows, bool first,
+                     typename S::RowsF* acc) {
+  for (uint32_t a = 0; a < m.n_acts; ++a) {
+    float sums[S::kRows] = {};
+    if (!first) std::memcpy(sums, m.out[a] + row, n_rows * sizeof(float));
+    acc[a] = S::LoadRows(sums);
+  }
+}
+template <class S>
+inline void StoreSums(const MatArgs& m, uint32_t row, uint32_t skip, uint32_t n_rows,
+                      const typename S::RowsF* acc) {
+  for (uint32_t a = 0; a < m.n_acts; ++a) {
+    float sums[S::kRows];
+    S::StoreRows(sums, acc[a]);
+    std::memcpy(m.out[a] + row + skip, sums + skip, (n_rows - skip) * sizeof(float));
+  }
+}
+
+// All rows, columns of one panel. The last group of a count that is no multiple of kRows overlaps the
+// one before; rows that are already done are computed again and not stored.
+template <class S, class F, uint32_t kActs>
+void MatPanel(const MatArgs& m, size_t column, uint32_t n_cols, const ActPanel* panel) {
+  const Acts<kActs> acts = {panel, m.n_acts};
+  const uint32_t n_blocks = n_cols / F::kBlock;
+  const uint8_t* w = m.w + column / F::kBlock * F::kBytes;
+  typename S::RowsF acc[Acts<kActs>::kMost];
+  if (m.n_rows < S::kRows) {
+    LoadSums<S>(m, 0, m.n_rows, column == 0, acc);
+    FewRows<S, F, kActs>(w, m.row_bytes, m.n_rows, n_blocks, acts, acc);
+    StoreSums<S>(m, 0, 0, m.n_rows, acc);
+    return;
+  }
+  for (uint32_t done = 0; done < m.n_rows; done += S::kRows) {
+    const uint32_t left = m.n_rows - done;
+    const uint32_t skip = left < S::kRows ? S::kRows - left : 0, row = done - skip;
+    const uint8_t* group = w + row * m.row_bytes;
+    LoadSums<S>(m, row, S::kRows, column == 0, acc);
+    RowGroup<S, F, kActs>(group, m.row_bytes, 0, n_blocks,
+                          {left > S::kRows ? group + S::kRows * m.row_bytes : nullptr}, acts, acc);
+    StoreSums<S>(m, row, skip, S::kRows, acc);
+  }
 }
 
 // ---- what the kernel table holds ---------------------------------------------------------------
 template <class S, class F>
-void Mat(const MatArgs& m) {
-  if constexpr (F::kBlock == 1) {
-    uint32_t row = 0;
-    for (; row + S::kFloatRows <= m.n_rows; row += S::kFloatRows)
-      FloatRows<S, F, S::kFloatRows>(m, row);
-    for (; row < m.n_rows; ++row) FloatRows<S, F, 1>(m, row);
-  } else if (m.n_acts == 1) {
-    MatGroups<S, F, 1>(m);
-  } else {
-    MatGroups<S, F, 0>(m);
+void MatQuantised(const MatArgs& m) {
+  ActPanel panel[kActsMax];
+  for (size_t column = 0; column < m.n_cols; column += kPanelCols) {
+    const uint32_t n = static_cast<uint32_t>(m.n_cols - column < kPanelCols ? m.n_cols - column
+                                                                              : kPanelCols);
+    for (uint32_t a = 0; a < m.n_acts; ++a) PreparePanel<S, F>(m.acts[a], column, n, &panel[a]);
+    if (m.n_acts == 1) {
+      MatPanel<S, F, 1>(m, column, n, panel);
+    } else if (m.n_acts == 4) {
+      MatPanel<S, F, 4>(m, column, n, panel);
+    } else {
+      MatPanel<S, F, 0>(m, column, n, panel);
+    }
   }
 }
 
-template <class F>
-void Dequant(const uint8_t* w, size_t n, float* out) {
-  for (size_t i = 0; i < n; i += F::kBlock, w += F::kBytes) F::Dequant(w, out + i);
-}
-
-// Float reference mode: dequantised pieces of a row, whole partial groups each, through the
-// canonical dot.
 template <class S, class F>
-void MatFloat(const MatArgs& m) {
+void Mat(const MatArgs& m) {
   if constexpr (F::kBlock == 1) {
-    Mat<S, F>(m);
+    MatPlain<S, F>(m);
   } else {
-    constexpr uint32_t kPiece = 256;  // a multiple of every block length and of the 32 partials
-    alignas(64) float piece[kPiece];
-    for (uint32_t row = 0; row < m.n_rows; ++row) {
-      typename S::V32 acc[kActsMax];
-      for (auto& partials : acc) partials = S::Zero32();
-      const uint8_t* w = m.w + row * m.row_bytes;
-      for (uint32_t col = 0; col < m.n_cols; col += kPiece) {
-        const uint32_t n = m.n_cols - col < kPiece ? m.n_cols - col : kPiece;
-        Dequant<F>(w + col / F::kBlock * F::kBytes, n, piece);
-        for (uint32_t a = 0; a < m.n_acts; ++a)
-          for (uint32_t i = 0; i < n; i += 32)
-            acc[a] = S::Fma32(S::Load32(piece + i), S::Load32(m.acts[a].f + col + i), acc[a]);
-      }
-      for (uint32_t a = 0; a < m.n_acts; ++a) m.out[a][row] = S::Join32(acc[a]);
-    }
+    MatQuantised<S, F>(m);
   }
 }
 

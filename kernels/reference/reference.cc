@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/reference/grid_reference.h"
+
 namespace lode::reference {
 namespace {
 
@@ -64,6 +66,50 @@ Weight WeightAt(Format format, const uint8_t* b, uint32_t i) {
       const uint8_t byte = b[16 + 32 * (g / 2) + i % 32];
       return {g % 2 ? byte >> 4 : byte & 15, Q4KScale(b + 4, g), Q4KMin(b + 4, g)};
     }
+    case Format::kQ4_0:
+      return {(i < 16 ? b[2 + i] & 15 : b[2 + i - 16] >> 4) - 8, 1, 0};
+    case Format::kQ5_K: {
+      const uint32_t g = i / 32;
+      const uint8_t byte = b[48 + 32 * (g / 2) + i % 32];
+      const int high = (b[16 + i % 32] >> g) & 1;
+      return {(g % 2 ? byte >> 4 : byte & 15) + 16 * high, Q4KScale(b + 4, g), Q4KMin(b + 4, g)};
+    }
+    case Format::kQ6_K: {
+      const uint32_t h = i / 128, t = i % 128 / 32, l = i % 32;
+      const uint8_t byte = b[64 * h + 32 * (t % 2) + l];
+      const int top = (b[128 + 32 * h + l] >> (2 * t)) & 3;
+      return {(t < 2 ? byte & 15 : byte >> 4) + 16 * top - 32, static_cast<int8_t>(b[192 + i / 16]),
+              0};
+    }
+    case Format::kIQ4_XS: {
+      const uint32_t g = i / 32;
+      const int low = g % 2 ? b[4 + g / 2] >> 4 : b[4 + g / 2] & 15;
+      const int scale = low + 16 * ((U16(b + 2) >> (2 * g)) & 3) - 32;
+      const uint8_t byte = b[8 + 16 * g + i % 16];
+      return {kIq4Nl[i % 32 < 16 ? byte & 15 : byte >> 4], scale, 0};
+    }
+    case Format::kIQ2_XS: {
+      const uint16_t v = U16(b + 2 + 2 * (i / 8));
+      const uint8_t scales = b[66 + i / 32];
+      const int scale = i % 32 < 16 ? scales & 15 : scales >> 4;
+      const int magnitude = Iq2XsMagnitude(v % 512, i % 8);
+      return {EvenSign(v / 512, i % 8) ? -magnitude : magnitude, 2 * scale + 1, 0};
+    }
+    case Format::kIQ3_XXS: {
+      const uint8_t* a = b + 66 + 4 * (i / 32);
+      const uint32_t word = U16(a) | static_cast<uint32_t>(U16(a + 2)) << 16;
+      const int magnitude = Iq3XxsMagnitude(b[2 + i / 4], i % 4);
+      const bool negative = EvenSign((word >> (7 * (i % 32 / 8))) % 128, i % 8);
+      return {negative ? -magnitude : magnitude, 2 * static_cast<int>(word >> 28) + 1, 0};
+    }
+    case Format::kIQ3_S: {
+      const uint32_t n = i / 4;
+      const uint32_t index = b[2 + n] + 256 * ((b[66 + n / 8] >> (n % 8)) & 1u);
+      const uint8_t scales = b[106 + i / 64];
+      const int scale = i % 64 < 32 ? scales & 15 : scales >> 4;
+      const int magnitude = Iq3SMagnitude(index, i % 4);
+      return {(b[74 + i / 8] >> (i % 8)) & 1 ? -magnitude : magnitude, 2 * scale + 1, 0};
+    }
     default:
       return {0, 0, 0};
   }
@@ -74,7 +120,14 @@ BlockFactors FactorsOf(Format format, const uint8_t* b) {
     case Format::kQ5_1:
       return {F16At(b), F16At(b + 2)};
     case Format::kQ4_K:
+    case Format::kQ5_K:
       return {F16At(b), -F16At(b + 2)};
+    case Format::kQ6_K:
+      return {F16At(b + 208), 0};
+    case Format::kIQ2_XS:
+      return {F16At(b) * 0.125f, 0};
+    case Format::kIQ3_XXS:
+      return {F16At(b) * 0.25f, 0};
     default:
       return {F16At(b), 0};
   }
@@ -90,9 +143,9 @@ std::vector<float> Dequant(Format format, const uint8_t* w, size_t n) {
       continue;
     }
     const Weight weight = WeightAt(format, b, static_cast<uint32_t>(i % info.block_len));
-    const float d = F16At(b);
+    const float d = FactorsOf(format, b).d;
     const float code = static_cast<float>(weight.code);
-    if (format == Format::kQ4_K) {
+    if (format == Format::kQ4_K || format == Format::kQ5_K) {
       const float ds = d * static_cast<float>(weight.group_scale);
       const float dm = F16At(b + 2) * static_cast<float>(weight.group_min);
       const float product = ds * code;
@@ -101,7 +154,8 @@ std::vector<float> Dequant(Format format, const uint8_t* w, size_t n) {
       const float product = d * code;
       out[i] = product + F16At(b + 2);
     } else {
-      out[i] = d * code;
+      const float ds = d * static_cast<float>(weight.group_scale);
+      out[i] = ds * code;
     }
   }
   return out;
@@ -136,7 +190,8 @@ QuantizedRow Quantize(const std::vector<float>& x, uint32_t block_len) {
 
 float QuantizedDot(Format format, const uint8_t* w, const QuantizedRow& act, size_t n) {
   const FormatInfo& info = Info(format);
-  const bool has_min = format == Format::kQ5_1 || format == Format::kQ4_K;
+  const bool has_min =
+      format == Format::kQ5_1 || format == Format::kQ4_K || format == Format::kQ5_K;
   float acc = 0;
   for (size_t b = 0; b < n / info.block_len; ++b) {
     const uint8_t* block = w + b * info.block_bytes;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <set>
 
+#include "kernels/isa_list.h"
 #include "shared/config/option_row.h"
 
 namespace lode {
@@ -41,6 +42,12 @@ struct KindOf<double> {
   static constexpr OptionKind value = OptionKind::kDouble;
 };
 
+std::vector<std::string> IsaWords() {
+  std::vector<std::string> words = {"auto"};
+  words.insert(words.end(), std::begin(kIsaNames), std::end(kIsaNames));
+  return words;
+}
+
 // The words of options that are a choice. An option not listed here takes any string.
 struct ChoiceRow {
   const char* name;
@@ -50,7 +57,7 @@ const std::vector<ChoiceRow>& Choices() {
   static const std::vector<ChoiceRow> kRows = {
       {"kv_type", {"q8", "f16", "f32"}},
       {"device", {"auto", "cpu", "cuda"}},
-      {"isa", {"auto", "scalar", "avx2", "avx512"}},
+      {"isa", IsaWords()},
       {"split_policy", {"fixed", "balanced"}},
       {"tier_policy", {"static", "decayed_lfu"}},
       {"mtp_norm", {"full", "stream"}},

@@ -20,7 +20,7 @@ namespace lode {
   X(device, device, std::string, "auto", 0, 0, true, "cpu, cuda or auto (cuda when a usable GPU is found)")              \
   X(device, device_threads, uint32_t, 0, 0, 256, true, "threads of the cpu device; 0 = chosen from the cores")           \
   X(device, vram_budget, uint64_t, 0, 0, 1ull << 50, false, "cpu: bytes for expert slots, 0 = half of the experts; cuda: device memory in all, 0 = what is free") \
-  X(device, isa, std::string, "auto", 0, 0, true, "kernel table: auto, scalar, avx2, avx512")                           \
+  X(device, isa, std::string, "auto", 0, 0, true, "kernel table; auto is the best one this CPU runs") \
   X(drafts, draft_source, std::string, "both", 0, 0, true, "guesses that windows verify: none, head (the model's draft head), lookup (repetitions) or both") \
   X(drafts, draft_max, uint32_t, 7, 0, 7, true, "most drafts of a sequence in one window when a request names no number; 0 = none") \
   X(drafts, draft_min_p, double, 0.5, 0, 1, true, "the draft head guesses on while it is at least this sure")              \

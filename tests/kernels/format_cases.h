@@ -78,6 +78,14 @@ inline void Put16(uint8_t* p, uint16_t x) {
   p[1] = static_cast<uint8_t>(x >> 8);
 }
 
+// Where a block's binary16 scale lies.
+inline size_t ScaleOffset(Format format) { return format == Format::kQ6_K ? 208 : 0; }
+// A byte of the block that holds codes and nothing else.
+inline size_t CodeOffset(Format format) {
+  return format == Format::kQ6_K || Info(format).act_block_len == 0 ? 0
+                                                                    : Info(format).block_bytes - 40 % Info(format).block_bytes;
+}
+
 // n weights of random bytes with sane scales; with `edges`, a third of the blocks are edge cases:
 // extreme scales, all codes 0x00, 0xff or 0x80 (-128 in Q8_0).
 inline std::vector<uint8_t> RandomWeights(Format format, size_t n, uint32_t seed, bool edges) {
@@ -96,14 +104,16 @@ inline std::vector<uint8_t> RandomWeights(Format format, size_t n, uint32_t seed
     }
     return w;
   }
-  const bool two_halves = format == Format::kQ4_K || format == Format::kQ5_1;
+  const bool two_halves =
+      format == Format::kQ4_K || format == Format::kQ5_1 || format == Format::kQ5_K;
+  const size_t scale_at = ScaleOffset(format);
   for (size_t b = 0; b < w.size(); b += info.block_bytes) {
     const bool edge = edges && rng() % 3 == 0;
     if (edge && rng() % 2 == 0) {
       static const int kFill[] = {0x00, 0xff, 0x80, 0x0f, 0xf0};
       std::memset(&w[b], kFill[rng() % 5], info.block_bytes);
     }
-    Put16(&w[b], edge ? EdgeScale(rng) : OrdinaryScale(rng));
+    Put16(&w[b + scale_at], edge ? EdgeScale(rng) : OrdinaryScale(rng));
     if (two_halves) Put16(&w[b + 2], edge ? EdgeScale(rng) : OrdinaryScale(rng));
   }
   return w;

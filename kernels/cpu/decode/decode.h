@@ -1,0 +1,82 @@
+// The contract between THE matrix product (kernels/cpu/mat.h) and a weight format, and what decoders
+// share. A format is one struct F in namespace decode, named like its row in LODE_COMPUTED_FORMATS:
+//   kBlock, kBytes   weights and bytes of one block
+//   kUnit            blocks read together (1 or 2): two blocks of 18 or 34 bytes fill whole words
+//   kStep            weights decoded at once (32 or 64), kStep / 4 Words
+//   kGroup           weights that share an integer scale; kBlock without group scales
+//   kSigned          codes are int8 and go through Simd::SignedCodes; else 0..kMaxCode
+//   kMaxCode         largest magnitude of a code (byte products must fit int16 on AVX2)
+//   kOffset          the integer is code - kOffset (unsigned codes only)
+//   kGroupScales     isum = sum_g s_g * sum_g(...); else isum = sum(...)
+//   kMins            kNoMins, kBlockMins (msum = sum(y)), kGroupMins (msum = sum_g m_g sum_g(y))
+//   Raw<S, kN>       kN blocks of every row of a group: Load(rows); Codes<block, step>(words);
+//                    Scale<block>() and Min<block>() are d_w and m_w; GroupScale<group>();
+//                    GroupMins(words): int16 pairs of groups (4j, 4j+2), (4j+1, 4j+3)
+//   kArrange<S>, Arrange<S, kN>(y, out)   the order in which Codes delivers columns, when not 0, 1, 2...
+//   Dequant(block, out)   kBlock floats in the format's own order of operations
+// A struct without Raw gets SlowRaw, which asks WeightAt per weight: correct on every instruction
+// set, so a new format can start there. docs/design/kernels.md shows one. Plain float types are
+// described by kBlock = 1, kBytes and a widening load.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "kernels/canonical.h"
+
+#define LODE_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace lode {
+namespace {
+
+// fn(integral_constant<0>) ... fn(integral_constant<kN - 1>), in order, without a loop.
+template <uint32_t kN, class Fn>
+LODE_ALWAYS_INLINE void Unroll(Fn&& fn) {
+  [&]<uint32_t... kI>(std::integer_sequence<uint32_t, kI...>) __attribute__((always_inline)) {
+    (fn(std::integral_constant<uint32_t, kI>{}), ...);
+  }(std::make_integer_sequence<uint32_t, kN>{});
+}
+
+namespace decode {
+
+enum MinKind { kNoMins, kBlockMins, kGroupMins };
+
+// Columns come in their own order.
+struct NaturalOrder {
+  template <class S>
+  static constexpr bool kArrange = false;
+  template <class S, uint32_t kN>
+  static void Arrange(const int8_t*, int8_t*) {}
+};
+
+inline uint16_t U16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
+inline uint32_t U32(const uint8_t* p) {
+  uint32_t x;
+  std::memcpy(&x, p, 4);
+  return x;
+}
+inline float F16At(const uint8_t* p) { return canonical::FromF16(U16(p)); }
+
+// Four words of nibbles -> low nibbles in w[0..3], high ones in w[4..7].
+template <class S>
+LODE_ALWAYS_INLINE void SplitNibbles(const typename S::Words* raw, typename S::Words* w) {
+  for (int i = 0; i < 4; ++i) {
+    w[i] = S::template Field<0, 15>(raw[i]);
+    w[4 + i] = S::template Field<4, 15>(raw[i]);
+  }
+}
+
+// kCount * 16 bytes of every row, 4 Words per 16 bytes.
+template <class S, uint32_t kCount>
+LODE_ALWAYS_INLINE void LoadRun(const typename S::Rows& rows, uint32_t offset,
+                                typename S::Words* out) {
+  Unroll<kCount>([&](auto i) __attribute__((always_inline)) {
+    S::LoadColumns(rows, offset + 16 * i, out + 4 * i);
+  });
+}
+
+}  // namespace decode
+}  // namespace
+}  // namespace lode

@@ -1,0 +1,132 @@
+// Registers of 512 bits: the primitives from which simd/x86.h builds the vocabulary, for AVX-512
+// F, BW, DQ, VL and VNNI. 16 weight rows stand side by side. Included by one ISA translation unit.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace lode {
+namespace {
+
+struct Reg {
+  using I = __m512i;
+  using F = __m512;
+  static constexpr uint32_t kLanes = 16;
+  static constexpr uint32_t kFloatRows = 2;  // 2 rows x 4 activation rows x 2 registers = 16 of 32
+  static constexpr uint32_t kFloatActs = 4;
+  static constexpr bool kVnni = true;
+
+  // Addresses of 16 rows as two bases and multiples of the stride that addressing modes can add.
+  struct Rows {
+    const uint8_t *p, *q;
+    size_t s, s3, s5, s7;
+    void Step(size_t bytes) {
+      p += bytes;
+      q += bytes;
+    }
+  };
+  static Rows RowsAt(const uint8_t* p, size_t stride) {
+    return {p, p + 8 * stride, stride, 3 * stride, 5 * stride, 7 * stride};
+  }
+  // Rows k, 4 + k, 8 + k, 12 + k, each 16 bytes: one plain load and three that blend; no shuffle.
+  static I Load4(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+    I z = _mm512_castsi128_si512(Load128(a));
+    z = _mm512_mask_broadcast_i32x4(z, 0x00f0, Load128(b));
+    z = _mm512_mask_broadcast_i32x4(z, 0x0f00, Load128(c));
+    return _mm512_mask_broadcast_i32x4(z, 0xf000, Load128(d));
+  }
+  static void LoadColumns(const Rows& r, uint32_t offset, I* out) {
+    const uint8_t *p = r.p + offset, *q = r.q + offset;
+    const I z0 = Load4(p, p + 4 * r.s, q, q + 4 * r.s);
+    const I z1 = Load4(p + r.s, p + r.s5, q + r.s, q + r.s5);
+    const I z2 = Load4(p + 2 * r.s, p + 2 * r.s3, q + 2 * r.s, q + 2 * r.s3);
+    const I z3 = Load4(p + r.s3, p + r.s7, q + r.s3, q + r.s7);
+    // A 4 x 4 transposition of words inside every 128-bit lane.
+    const I a = _mm512_unpacklo_epi32(z0, z1), b = _mm512_unpackhi_epi32(z0, z1);
+    const I c = _mm512_unpacklo_epi32(z2, z3), d = _mm512_unpackhi_epi32(z2, z3);
+    out[0] = _mm512_unpacklo_epi64(a, c);
+    out[1] = _mm512_unpackhi_epi64(a, c);
+    out[2] = _mm512_unpacklo_epi64(b, d);
+    out[3] = _mm512_unpackhi_epi64(b, d);
+  }
+
+  static __m128i Load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  static __m256i Load256(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  }
+  static I Load(const void* p) { return _mm512_loadu_si512(p); }
+  static void Store(void* p, I a) { _mm512_storeu_si512(p, a); }
+  static I Broadcast128(const void* p) { return _mm512_broadcast_i32x4(Load128(p)); }
+  static I Zero() { return _mm512_setzero_si512(); }
+  static I Set32(uint32_t x) { return _mm512_set1_epi32(static_cast<int32_t>(x)); }
+
+  static I And(I a, I b) { return _mm512_and_si512(a, b); }
+  static I Or(I a, I b) { return _mm512_or_si512(a, b); }
+  static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  template <int kRight>
+  static I Shift32(I a) {
+    if constexpr (kRight > 0) return _mm512_srli_epi32(a, kRight);
+    if constexpr (kRight < 0) return _mm512_slli_epi32(a, -kRight);
+    return a;
+  }
+  template <int kRight>
+  static I Shift16(I a) {
+    return _mm512_srli_epi16(a, kRight);
+  }
+  template <int kRight>
+  static I ShiftSigned32(I a) {
+    return _mm512_srai_epi32(a, kRight);
+  }
+  // Even 16-bit lanes of a, odd ones of b.
+  static I Blend16(I a, I b) { return _mm512_mask_blend_epi16(0xaaaaaaaau, a, b); }
+  static I Shuffle8(I a, I index) { return _mm512_shuffle_epi8(a, index); }
+  static I Add8(I a, I b) { return _mm512_add_epi8(a, b); }
+  static I Sub8(I a, I b) { return _mm512_sub_epi8(a, b); }
+  static I Add32(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I Mul32(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static I MulAddPairs(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
+  static I Dpbusd(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
+  // Bytes whose bits in `where` under `pattern` are set: negated, or `value` added.
+  static I NegateWhere(I a, I where, I pattern) {
+    return _mm512_mask_sub_epi8(a, _mm512_test_epi8_mask(where, pattern), Zero(), a);
+  }
+  static I AddWhere(I a, I where, I pattern, I value) {
+    return _mm512_mask_add_epi8(a, _mm512_test_epi8_mask(where, pattern), a, value);
+  }
+  static I Gather(const uint32_t* table, I index) {
+    return _mm512_i32gather_epi32(index, table, 4);
+  }
+
+  static F ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
+  static F HalfLow(I a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+  static F SetAll(float x) { return _mm512_set1_ps(x); }
+  static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F Add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F Negate(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+  static F LoadF(const float* p) { return _mm512_loadu_ps(p); }
+  static void StoreF(float* p, F a) { _mm512_storeu_ps(p, a); }
+  static F LoadF16(const uint8_t* p) { return _mm512_cvtph_ps(Load256(p)); }
+  static F LoadBf16(const uint8_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(Load256(p)), 16));
+  }
+  // fma in lanes below n, c elsewhere.
+  static F FmaFirst(F a, F b, F c, int32_t n) {
+    const uint32_t mask = n >= 16 ? 0xffffu : (n <= 0 ? 0u : (1u << n) - 1);
+    return _mm512_mask3_fmadd_ps(a, b, c, static_cast<__mmask16>(mask));
+  }
+  // Tree 8, 4, 2, 1 over the lanes.
+  static float Join(F a) {
+    const __m256 w8 = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 w4 = _mm_add_ps(_mm256_castps256_ps128(w8), _mm256_extractf128_ps(w8, 1));
+    const __m128 w2 = _mm_add_ps(w4, _mm_movehl_ps(w4, w4));
+    return _mm_cvtss_f32(_mm_add_ss(w2, _mm_movehdup_ps(w2)));
+  }
+};
+
+}  // namespace
+}  // namespace lode
