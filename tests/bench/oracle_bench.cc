@@ -119,7 +119,7 @@ Status Run(const std::string& folder, const std::vector<std::string>& only) {
       std::memcpy(memory->data() + at, pattern.data(),
                   std::min(pattern.size(), memory->size() - at));
     const size_t row_bytes = RowBytes(format, kCols);
-    const uint32_t n_rows = static_cast<uint32_t>(kCacheBytes / row_bytes / 8 * 8);
+    const uint32_t n_rows = static_cast<uint32_t>(kCacheBytes / row_bytes / 16 * 16);
     for (const bool resident : {true, false}) {
       for (const uint32_t rows : {1u, 4u}) {
         const Pair p = Measure(format, *table, dot, memory->data(), resident ? 0 : memory->size(),
