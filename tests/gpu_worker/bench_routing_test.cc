@@ -9,7 +9,7 @@
 namespace lode {
 namespace {
 
-constexpr uint32_t kExperts = 512, kUsed = 10, kWindows = 20'000;
+constexpr uint32_t kExperts = 512, kUsed = 10, kWindows = 4000;
 
 TEST(BenchRouting, DistinctExpertsOfSeveralRows) {
   const double published[] = {1, 1.75, 2.4, 3.05};
