@@ -1,7 +1,8 @@
 // Activation rows as the matrix product wants them: prepared once per call for up to kPanelCols
-// columns, used for all weight rows. Holds columns in the order in which a format's decoder delivers
-// weights, the value each integer sum starts from (so that offsets and the bias of signed codes cost
-// nothing per weight row), and sums for minima. Lives on the stack of the calling compute thread.
+// columns, used for all weight rows. Holds columns in the order in which a format's decoder
+// delivers weights, the value each integer sum starts from (so that offsets and the bias of signed
+// codes cost nothing per weight row), and sums for minima. Lives on the stack of the calling
+// compute thread.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,8 @@ constexpr uint32_t kGroupMin = 16;     // smallest group of weights with its own
 constexpr uint32_t kMinGroup = 32;     // groups with minima have 32 weights
 
 struct ActPanel {
-  const int8_t* y;      // columns of the panel, arranged
-  const float* d;       // scales by block
+  const int8_t* y;                                    // columns of the panel, arranged
+  const float* d;                                     // scales by block
   alignas(64) int32_t start[kPanelCols / kGroupMin];  // by group
   // Block minima: float(sum(y)) by block, as bits. Group minima: int16 pairs of group sums, four
   // words a block, groups (4 j, 4 j + 2) and (4 j + 1, 4 j + 3).
@@ -55,7 +56,8 @@ inline void PrepareMins(const int16_t* sum16, uint32_t n, int32_t* mins) {
     static_assert(F::kGroup == kMinGroup && F::kBlock == 256);
     for (uint32_t i = 0; i < n / 64; ++i) {  // pair i of groups 4 j + i % 2 and 2 further
       const uint32_t low = (i / 2 * 4 + i % 2) * kMinGroup;
-      mins[i] = PairOf(ActSum(sum16, low, kMinGroup), ActSum(sum16, low + 2 * kMinGroup, kMinGroup));
+      mins[i] =
+          PairOf(ActSum(sum16, low, kMinGroup), ActSum(sum16, low + 2 * kMinGroup, kMinGroup));
     }
   }
 }

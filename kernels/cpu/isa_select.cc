@@ -112,7 +112,8 @@ const KernelTable* FindKernelTable(const char* name, const char** why_not) {
   const size_t n = IsaChoices(&choices);
   const bool best = name == nullptr || *name == 0 || std::strcmp(name, "auto") == 0;
 #define LODE_X(name, Entry) " " #name
-  const char* reason = "no instruction set of this name is compiled in; there are" LODE_ISAS(LODE_X);
+  const char* reason =
+      "no instruction set of this name is compiled in; there are" LODE_ISAS(LODE_X);
 #undef LODE_X
   for (size_t i = n; i-- > 0;) {
     if (!best && std::strcmp(name, choices[i].table->name) != 0) continue;

@@ -1,6 +1,7 @@
 // THE matrix product: y[a][r] = W[r] . act[a], one template over the instruction set and the weight
-// format, in the one order of docs/design/arithmetic.md. A weight byte is read once and decoded once
-// for up to 8 activation rows. Called by the expert threads of the CPU worker and by the cpu device.
+// format, in the one order of docs/design/arithmetic.md. A weight byte is read once and decoded
+// once for up to 8 activation rows. Called by the expert threads of the CPU worker and by the cpu
+// device.
 //
 // The canonical order wants one fp32 accumulator per (row, activation row), blocks ascending: a
 // serial chain of additions. So S::kRows rows advance side by side, one vector lane each: 16 bytes
@@ -136,11 +137,13 @@ struct LinearPrefetch {
   }
 };
 
-// n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined: a
-// real call would spill all vector registers.
+// n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined:
+// a real call would spill all vector registers.
 template <class S, class F, uint32_t kActs>
-__attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride, uint32_t first_block, uint32_t n_blocks,
-                     LinearPrefetch ahead, const Acts<kActs>& acts, typename S::RowsF* acc) {
+__attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride,
+                                                 uint32_t first_block, uint32_t n_blocks,
+                                                 LinearPrefetch ahead, const Acts<kActs>& acts,
+                                                 typename S::RowsF* acc) {
   typename S::Rows rows = S::RowsAt(w, stride);
   uint32_t b = 0;
   for (; b + F::kUnit <= n_blocks; b += F::kUnit) {
@@ -172,7 +175,8 @@ inline void FewRows(const uint8_t* w, size_t stride, uint32_t n_rows, uint32_t n
   }
 }
 
-// Sums of one group, out[a][row + r] for r in [skip, kRows): zero for the first columns, else so far.
+// Sums of one group, out[a][row + r] for r in [skip, kRows): zero for the first columns, else so
+// far.
 template <class S>
 inline void LoadSums(const MatArgs& m, uint32_t row, uint32_t n_rows, bool first,
                      typename S::RowsF* acc) {
@@ -192,8 +196,8 @@ inline void StoreSums(const MatArgs& m, uint32_t row, uint32_t skip, uint32_t n_
   }
 }
 
-// All rows, columns of one panel. The last group of a count that is no multiple of kRows overlaps the
-// one before; rows that are already done are computed again and not stored.
+// All rows, columns of one panel. The last group of a count that is no multiple of kRows overlaps
+// the one before; rows that are already done are computed again and not stored.
 template <class S, class F, uint32_t kActs>
 void MatPanel(const MatArgs& m, size_t column, uint32_t n_cols, const ActPanel* panel) {
   const Acts<kActs> acts = {panel, m.n_acts};
@@ -222,8 +226,8 @@ template <class S, class F>
 void MatQuantised(const MatArgs& m) {
   ActPanel panel[kActsMax];
   for (size_t column = 0; column < m.n_cols; column += kPanelCols) {
-    const uint32_t n = static_cast<uint32_t>(m.n_cols - column < kPanelCols ? m.n_cols - column
-                                                                              : kPanelCols);
+    const uint32_t n =
+        static_cast<uint32_t>(m.n_cols - column < kPanelCols ? m.n_cols - column : kPanelCols);
     for (uint32_t a = 0; a < m.n_acts; ++a) PreparePanel<S, F>(m.acts[a], column, n, &panel[a]);
     if (m.n_acts == 1) {
       MatPanel<S, F, 1>(m, column, n, panel);

@@ -80,11 +80,6 @@ inline void Put16(uint8_t* p, uint16_t x) {
 
 // Where a block's binary16 scale lies.
 inline size_t ScaleOffset(Format format) { return format == Format::kQ6_K ? 208 : 0; }
-// A byte of the block that holds codes and nothing else.
-inline size_t CodeOffset(Format format) {
-  return format == Format::kQ6_K || Info(format).act_block_len == 0 ? 0
-                                                                    : Info(format).block_bytes - 40 % Info(format).block_bytes;
-}
 
 // n weights of random bytes with sane scales; with `edges`, a third of the blocks are edge cases:
 // extreme scales, all codes 0x00, 0xff or 0x80 (-128 in Q8_0).

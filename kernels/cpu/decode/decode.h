@@ -1,5 +1,6 @@
-// The contract between THE matrix product (kernels/cpu/mat.h) and a weight format, and what decoders
-// share. A format is one struct F in namespace decode, named like its row in LODE_COMPUTED_FORMATS:
+// The contract between THE matrix product (kernels/cpu/mat.h) and a weight format, and what
+// decoders share. A format is one struct F in namespace decode, named like its row in
+// LODE_COMPUTED_FORMATS:
 //   kBlock, kBytes   weights and bytes of one block
 //   kUnit            blocks read together (1 or 2): two blocks of 18 or 34 bytes fill whole words
 //   kStep            weights decoded at once (32 or 64), kStep / 4 Words
@@ -12,11 +13,12 @@
 //   Raw<S, kN>       kN blocks of every row of a group: Load(rows); Codes<block, step>(words);
 //                    Scale<block>() and Min<block>() are d_w and m_w; GroupScale<group>();
 //                    GroupMins(words): int16 pairs of groups (4j, 4j+2), (4j+1, 4j+3)
-//   kArrange<S>, Arrange<S, kN>(y, out)   the order in which Codes delivers columns, when not 0, 1, 2...
-//   Dequant(block, out)   kBlock floats in the format's own order of operations
-// A struct without Raw gets SlowRaw, which asks WeightAt per weight: correct on every instruction
-// set, so a new format can start there. docs/design/kernels.md shows one. Plain float types are
-// described by kBlock = 1, kBytes and a widening load.
+//   kArrange<S>      columns do not come in natural order, and
+//   Arrange<S, kN>(y, out)   gives kN blocks of activations the order of Codes
+//   Dequant(p, out)  kBlock floats in the format's own order of operations
+//   StepAt(n)        optional: the n-th step to take, step 0 first
+// tests/kernels/toy is a complete small example; docs/design/kernels.md explains it. Plain float
+// types are described by kBlock = 1, kBytes and a widening load.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +38,8 @@ template <uint32_t kN, class Fn>
 LODE_ALWAYS_INLINE void Unroll(Fn&& fn) {
   [&]<uint32_t... kI>(std::integer_sequence<uint32_t, kI...>) __attribute__((always_inline)) {
     (fn(std::integral_constant<uint32_t, kI>{}), ...);
-  }(std::make_integer_sequence<uint32_t, kN>{});
+  }
+  (std::make_integer_sequence<uint32_t, kN>{});
 }
 
 namespace decode {

@@ -13,7 +13,8 @@ namespace lode {
 namespace {
 namespace decode {
 
-// ---- grids in the shapes that look-ups want ------------------------------------------------------
+// ---- grids in the shapes that look-ups want
+// ------------------------------------------------------
 template <size_t kRows>
 struct WordGrid {
   uint32_t word[kRows];  // four magnitudes
@@ -132,8 +133,7 @@ struct IQ3_XXS : GridOrder {
         S::NegateCrumbs(out, signs);
       } else {
         Unroll<8>([&](auto n) __attribute__((always_inline)) {
-          out[n] = S::Gather(kIq3xxsWords.word,
-                             S::template Field32<n % 4 * 8, 255u>(lo[n / 4]));
+          out[n] = S::Gather(kIq3xxsWords.word, S::template Field32<n % 4 * 8, 255u>(lo[n / 4]));
         });
         S::ApplySigns(out, signs);
       }
@@ -200,9 +200,8 @@ struct IQ3_S : GridOrder {
       } else {
         Unroll<8>([&](auto n) __attribute__((always_inline)) {
           constexpr int kRight = static_cast<int>(kG % 4 * 8 + n) - 8;  // bit to bit 8
-          out[n] = S::Gather(kIq3sWords.word,
-                             S::Or(S::template Field32<n % 4 * 8, 255u>(lo[n / 4]),
-                                   S::template Field32<kRight, 256u>(ninth)));
+          out[n] = S::Gather(kIq3sWords.word, S::Or(S::template Field32<n % 4 * 8, 255u>(lo[n / 4]),
+                                                    S::template Field32<kRight, 256u>(ninth)));
         });
         S::ApplySigns(out, signs);
       }
@@ -230,8 +229,8 @@ struct IQ3_S : GridOrder {
   }
 };
 
-// ---- IQ2_XS: f16 d, 32 x u16: 9-bit grid index and 7-bit sign index of 8 weights, 8 bytes of scales
-// (groups of 16, low nibble first). w = d / 8 * (2 s + 1) * grid * sign
+// ---- IQ2_XS: f16 d, 32 x u16: 9-bit grid index and 7-bit sign index of 8 weights, 8 bytes of
+// scales (groups of 16, low nibble first). w = d / 8 * (2 s + 1) * grid * sign
 struct IQ2_XS : GridOrder {
   static constexpr uint32_t kBlock = 256, kBytes = 74, kUnit = 1, kStep = 32, kGroup = 16;
   static constexpr bool kSigned = true, kGroupScales = true;

@@ -1,8 +1,8 @@
 // Grids of the i-types: magnitudes of four or eight consecutive weights by index, facts of the file
 // format (docs/design/formats.md). Stored as level codes, which is small and easy to check, and
-// expanded at compile time into the shapes that decoders want: 32-bit words for gathers, byte planes
-// for byte permutations. Included by decode/grid.h only. The numbers were generated from the public
-// tables; tests/kernels compares every decoded golden value.
+// expanded at compile time into the shapes that decoders want: 32-bit words for gathers, byte
+// planes for byte permutations. Included by decode/grid.h only. The numbers were generated from the
+// public tables; tests/kernels compares every decoded golden value.
 #pragma once
 
 #include <array>

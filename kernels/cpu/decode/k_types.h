@@ -92,11 +92,13 @@ struct Q4_K : NaturalOrder {
     }
   };
   static void Dequant(const uint8_t* p, float* out) {
-    DequantK45(p, out, [p](int i) { return (p[16 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4)) & 15; });
+    DequantK45(p, out,
+               [p](int i) { return (p[16 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4)) & 15; });
   }
 };
 
-// Head, 32 bytes of fifth bits (bit g of byte i: weight i of group g), 128 bytes of nibbles as Q4_K.
+// Head, 32 bytes of fifth bits (bit g of byte i: weight i of group g), 128 bytes of nibbles as
+// Q4_K.
 struct Q5_K : NaturalOrder {
   static constexpr uint32_t kBlock = 256, kBytes = 176, kUnit = 1, kStep = 32, kGroup = 32;
   static constexpr bool kSigned = false, kGroupScales = true;
@@ -154,8 +156,8 @@ struct Q6_K : NaturalOrder {
       if constexpr (kT < 2) LoadRun<S, 2>(rows, 64 * kHalf + 32 * kT, low);
       constexpr int kRight = 2 * static_cast<int>(kT) - 4;  // bits 2 kT to bits 4, 5
       for (int i = 0; i < 8; ++i)
-        out[i] = S::Or(S::template Field<kT / 2 * 4, 15>(low[i]),
-                       S::template Field<kRight, 48>(top[i]));
+        out[i] =
+            S::Or(S::template Field<kT / 2 * 4, 15>(low[i]), S::template Field<kRight, 48>(top[i]));
     }
     template <uint32_t kG>
     LODE_ALWAYS_INLINE typename S::Words GroupScale() const {

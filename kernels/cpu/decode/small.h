@@ -1,7 +1,7 @@
-// Blocks of 32 or 64 weights (docs/design/formats.md); the contract is in decode/decode.h. Blocks of
-// 18 and 34 bytes are read in pairs: the pair is a whole number of words, and the word that holds
-// the first block's first codes and the one that holds its last codes blend into one word of four,
-// so the first block's columns come rotated by what two bytes hold, and Arrange rotates the
+// Blocks of 32 or 64 weights (docs/design/formats.md); the contract is in decode/decode.h. Blocks
+// of 18 and 34 bytes are read in pairs: the pair is a whole number of words, and the word that
+// holds the first block's first codes and the one that holds its last codes blend into one word of
+// four, so the first block's columns come rotated by what two bytes hold, and Arrange rotates the
 // activations alike, once for all rows.
 #pragma once
 

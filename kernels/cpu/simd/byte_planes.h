@@ -24,8 +24,8 @@ constexpr ByteTable128 kEvenSigns = MakeEvenSigns();
 struct ByteIndex {
   alignas(64) uint8_t v[64];
 };
-// Byte k of every lane comes from byte b[k] of the same lane of the first register, 64 + b[k] of the
-// second.
+// Byte k of every lane comes from byte b[k] of the same lane of the first register, 64 + b[k] of
+// the second.
 constexpr ByteIndex MakeByteIndex(uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
   ByteIndex index{};
   const uint32_t b[4] = {b0, b1, b2, b3};
@@ -74,8 +74,8 @@ struct SignOps {
     out[0] = _mm512_permutex2var_epi8(a, Reg::Load(kFrontBytes.v), b);
     out[1] = _mm512_permutex2var_epi8(a, Reg::Load(kBackBytes.v), b);
   }
-  // Words in crumb order (word 4 i + j: columns 16 i + j, + 4, + 8, + 12), biased by 128: negating a
-  // byte turns 128 + m into 128 - m.
+  // Words in crumb order (word 4 i + j: columns 16 i + j, + 4, + 8, + 12), biased by 128: negating
+  // a byte turns 128 + m into 128 - m.
   static void NegateCrumbs(Words* w, Words signs) {
     for (uint32_t i = 0; i < 2; ++i) {
       const Words spread = SpreadBytes(signs, 0x01010000u + i * 0x02020202u);
@@ -86,8 +86,7 @@ struct SignOps {
   // vpmultishiftqb cuts four 7-bit fields out of every lane, and vpermi2b, which ignores the eighth
   // bit, adds the parity.
   static Words EvenSignBytes(Words w) {
-    const Words fields =
-        _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x352e2720150e0700), w);
+    const Words fields = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x352e2720150e0700), w);
     return Table128(kEvenSigns.v, fields);
   }
   static Words EvenSignBytesOfPairs(Words a, Words b) {

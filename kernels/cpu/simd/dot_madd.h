@@ -1,6 +1,7 @@
-// The vocabulary's integer products without VNNI: vpmaddubsw (unsigned code times signed activation,
-// pairs into int16), then vpmaddwd, which widens and multiplies with a group's scale in one
-// instruction. int16 pairs must not saturate: hence the limits on codes. Included by simd/x86.h.
+// The vocabulary's integer products without VNNI: vpmaddubsw (unsigned code times signed
+// activation, pairs into int16), then vpmaddwd, which widens and multiplies with a group's scale in
+// one instruction. int16 pairs must not saturate: hence the limits on codes. Included by
+// simd/x86.h.
 #pragma once
 
 #include "kernels/cpu/simd/spread.h"
@@ -42,8 +43,8 @@ struct DotOps {
     return MaddRun<kWords, kMaxCode, kSigned>(acc, scale, w, y);
   }
 
-  // Four products a lane as two int16. Signed codes: |w| as unsigned (128 for -128) times y with w's
-  // sign; y is never -128, so negating it is exact.
+  // Four products a lane as two int16. Signed codes: |w| as unsigned (128 for -128) times y with
+  // w's sign; y is never -128, so negating it is exact.
   template <bool kSigned>
   static Words Products(Words w, const int8_t* y) {
     uint32_t x;

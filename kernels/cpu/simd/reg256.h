@@ -92,7 +92,8 @@ struct Reg {
   static I Maddubs(I u, I s) { return _mm256_maddubs_epi16(u, s); }
   static I Abs8(I a) { return _mm256_abs_epi8(a); }
   static I Sign8(I a, I sign) { return _mm256_sign_epi8(a, sign); }
-  // Bytes whose bits in `where` under `pattern` (one bit a byte) are set: negated, or `value` added.
+  // Bytes whose bits in `where` under `pattern` (one bit a byte) are set: negated, or `value`
+  // added.
   static I NegateWhere(I a, I where, I pattern) {
     const I mask = _mm256_cmpeq_epi8(And(where, pattern), pattern);
     return Sub8(Xor(a, mask), mask);
@@ -106,7 +107,8 @@ struct Reg {
 
   static F ToFloat(I a) { return _mm256_cvtepi32_ps(a); }
   static F HalfLow(I a) {
-    // Values 0..65535 pack without saturating; the low halves of both 128-bit lanes are then joined.
+    // Values 0..65535 pack without saturating; the low halves of both 128-bit lanes are then
+    // joined.
     const I v = And(a, Set32(0xffff));
     return _mm256_cvtph_ps(
         _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));

@@ -1,10 +1,10 @@
-// The vocabulary of one instruction set, in plain C++: the contracts of what simd/x86.h offers under
-// the same names. Two kinds of vectors exist. Words and RowsF have one 32-bit lane per weight row of
-// a row group: four bytes of codes, an integer or a float, so that kRows rows advance side by side,
-// products and ordered fp32 accumulators alike. V32 holds the 32 canonical partial sums of a float
-// reduction. No operation knows a weight format. Everything is exact integer arithmetic or one
-// stated IEEE operation per lane. Included by one ISA translation unit only; anonymous namespace, so
-// that nothing leaks between ISA builds.
+// The vocabulary of one instruction set, in plain C++: the contracts of what simd/x86.h offers
+// under the same names. Two kinds of vectors exist. Words and RowsF have one 32-bit lane per weight
+// row of a row group: four bytes of codes, an integer or a float, so that kRows rows advance side
+// by side, products and ordered fp32 accumulators alike. V32 holds the 32 canonical partial sums of
+// a float reduction. No operation knows a weight format. Everything is exact integer arithmetic or
+// one stated IEEE operation per lane. Included by one ISA translation unit only; anonymous
+// namespace, so that nothing leaks between ISA builds.
 #pragma once
 
 #include <cstddef>
@@ -79,7 +79,8 @@ struct Simd {
   template <int kRight, uint32_t kMask>
   static Words Field32(const Words& w) {
     return PerRow([&](uint32_t k) {
-      return (kRight < 0 ? w.v[k] << (kRight < 0 ? -kRight : 0) : w.v[k] >> (kRight < 0 ? 0 : kRight)) &
+      return (kRight < 0 ? w.v[k] << (kRight < 0 ? -kRight : 0)
+                         : w.v[k] >> (kRight < 0 ? 0 : kRight)) &
              kMask;
     });
   }
@@ -122,7 +123,8 @@ struct Simd {
     for (int i = 0; i < 64; ++i) out[i] = y[i / 16 * 16 + i % 4 * 4 + i / 4 % 4];
   }
 
-  // ---- grids and signs ---------------------------------------------------------------------------
+  // ---- grids and signs
+  // ---------------------------------------------------------------------------
   static Words Gather(const uint32_t* table, const Words& index) {
     return PerRow([&](uint32_t k) { return table[index.v[k]]; });
   }
@@ -173,8 +175,8 @@ struct Simd {
   }
   static int32_t ScaledStart(int32_t x) { return x; }
   static Words ZeroWords() { return {}; }
-  // start + sum over i < 4 * kWords of code i * y[i]. Unsigned codes are at most kMaxCode, signed ones
-  // (as SignedCodes) within +-kMaxCode <= 128.
+  // start + sum over i < 4 * kWords of code i * y[i]. Unsigned codes are at most kMaxCode, signed
+  // ones (as SignedCodes) within +-kMaxCode <= 128.
   template <uint32_t kWords, int kMaxCode, bool kSigned>
   static Words Dot(const Words& start, const Words* w, const int8_t* y) {
     return PerRow([&](uint32_t k) {

@@ -27,12 +27,12 @@ struct SignOps {
                                    Reg::Shuffle8(parity, Cut<4, 0x0f0f0f0fu>(bytes))));
   }
   static Words EvenSignBytes(Words w) {
-    return WithParity(Or4(Cut<0, 0x7fu>(w), Cut<-1, 0x7f00u>(w), Cut<-2, 0x7f0000u>(w),
-                          Cut<-3, 0x7f000000u>(w)));
+    return WithParity(
+        Or4(Cut<0, 0x7fu>(w), Cut<-1, 0x7f00u>(w), Cut<-2, 0x7f0000u>(w), Cut<-3, 0x7f000000u>(w)));
   }
   static Words EvenSignBytesOfPairs(Words a, Words b) {
-    return WithParity(Or4(Cut<9, 0x7fu>(a), Cut<17, 0x7f00u>(a), Cut<-7, 0x7f0000u>(b),
-                          Cut<1, 0x7f000000u>(b)));
+    return WithParity(
+        Or4(Cut<9, 0x7fu>(a), Cut<17, 0x7f00u>(a), Cut<-7, 0x7f0000u>(b), Cut<1, 0x7f000000u>(b)));
   }
 };
 

@@ -1,6 +1,6 @@
 // The vocabulary of simd/scalar.h (contracts there) for AVX2, AVX-VNNI, AVX-512 and AVX-512 VBMI,
-// built from the primitives of reg256.h or reg512.h: one register per four code bytes of each row of
-// a row group. What differs between the instruction sets is in the parts: integer products
+// built from the primitives of reg256.h or reg512.h: one register per four code bytes of each row
+// of a row group. What differs between the instruction sets is in the parts: integer products
 // (dot_vnni.h, dot_madd.h) and signs and grids (signs.h, byte_planes.h). The including file defines
 // LODE_SIMD_NAME and, where the machine has them, LODE_SIMD_512 (with VNNI), LODE_SIMD_VNNI (256
 // bits, VEX encoding) and LODE_SIMD_VBMI.
@@ -81,7 +81,8 @@ struct Simd : DotOps, SignOps {
       Reg::Store(out + i, Reg::Shuffle8(Reg::Load(y + i), index));
   }
 
-  // ---- grids and signs ---------------------------------------------------------------------------
+  // ---- grids and signs
+  // ---------------------------------------------------------------------------
   static Words Gather(const uint32_t* table, Words index) { return Reg::Gather(table, index); }
   static void ApplySigns(Words* magnitudes, Words signs) {
     for (uint32_t b = 0; b < 4; ++b) {

@@ -1,0 +1,7 @@
+// The avx2 kernel table with the toy format in its list (tests/kernels/toy/CMakeLists.txt adds the
+// row).
+#define LODE_ISA_ENTRY ToyTableAvx2
+#define LODE_ISA_SIMD "kernels/cpu/simd/x86.h"
+#define LODE_SIMD_NAME "avx2"
+#include "kernels/cpu/isa_table.inc"
+#include "tests/kernels/toy/toy_decode.h"
