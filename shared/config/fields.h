@@ -24,7 +24,7 @@ namespace lode {
   X(drafts, draft_source, std::string, "both", 0, 0, true, "guesses that windows verify: none, head (the model's draft head), lookup (repetitions) or both") \
   X(drafts, draft_max, uint32_t, 7, 0, 7, true, "most drafts of a sequence in one window when a request names no number; 0 = none") \
   X(drafts, draft_min_p, double, 0.5, 0, 1, true, "the draft head guesses on while it is at least this sure")              \
-  X(drafts, draft_coupled, bool, true, 0, 0, true, "the draft head draws with the request's own sampling and random numbers") \
+  X(drafts, draft_coupled, bool, false, 0, 0, true, "the draft head draws with the request's own sampling and random numbers") \
   X(drafts, draft_policy, std::string, "learned", 0, 0, true, "how many drafts: learned (as many as pay) or fixed (all there are)") \
   X(drafts, draft_vocab, std::string, "", 0, 0, true, "file of the token ids that the draft head may guess (lines 'id' or 'id count'); empty = all") \
   X(drafts, draft_vocab_top, uint32_t, 0, 0, 1048576, true, "of draft_vocab, only this many tokens with the highest counts; 0 = all") \
