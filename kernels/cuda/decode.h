@@ -115,6 +115,21 @@ struct Q5_1 : Flat {
   }
 };
 
+// f16 d, 16 bytes of nibbles. w = d * (nibble - 8).
+struct Q4_0 : Flat {
+  static constexpr uint32_t kBytes = 18;
+  static constexpr int32_t kOffset = 8;
+  LODE_DEVICE void Decode(const uint8_t* block, uint32_t, uint32_t* code) {
+    uint32_t raw[4];
+    LoadEven<4>(block + 2, raw);
+    SplitNibbles(raw, code);
+  }
+  LODE_DEVICE float Weight(const uint8_t* block, uint32_t i) {
+    const uint32_t nibble = (ByteAt(block + 2 + i % 16) >> (4 * (i / 16))) & 15u;
+    return canonical::Mul(HalfAt(block), ToFloat(static_cast<int32_t>(nibble) - 8));
+  }
+};
+
 // f16 d, 16 bytes of 2-bit codes, four consecutive ones per byte. w = d * (code - 1).
 struct Q2_0 : Flat {
   static constexpr uint32_t kBlock = 64, kBytes = 18, kChunks = 2;
@@ -174,62 +189,6 @@ struct IQ4_NL : Flat {
   LODE_DEVICE float Weight(const uint8_t* block, uint32_t i) {
     const uint32_t nibble = (ByteAt(block + 2 + i % 16) >> (4 * (i / 16))) & 15u;
     return canonical::Mul(HalfAt(block), ToFloat(Iq4Entry(nibble)));
-  }
-};
-
-// ---- 256 weights in 8 groups of 32 with 6-bit scales and minima
-// 16 bytes: f16 d, f16 dmin, 12 bytes of packed scales.
-struct KHead {
-  uint32_t scales[2], mins[2];  // a byte per group
-};
-LODE_DEVICE KHead UnpackK(const uint8_t* block) {
-  uint32_t head[4];
-  Load16(block, head);
-  return {{head[1] & 0x3f3f3f3fu, (head[3] & 0x0f0f0f0fu) | ((head[1] >> 2) & 0x30303030u)},
-          {head[2] & 0x3f3f3f3fu, ((head[3] >> 4) & 0x0f0f0f0fu) | ((head[2] >> 2) & 0x30303030u)}};
-}
-LODE_DEVICE int32_t ByteOf(const uint32_t* words, uint32_t i) {
-  const uint32_t word = i < 4 ? words[0] : words[1];
-  return static_cast<int32_t>((word >> (8 * (i % 4))) & 255u);
-}
-
-// Chunk 2 p + h: bytes 16 h .. 16 h + 15 of the 32 bytes that hold groups 2 p and 2 p + 1.
-struct KGroups {
-  static constexpr uint32_t kBlock = 256, kChunks = 8;
-  static constexpr bool kRunScales = true, kCrumbs = false;
-  static constexpr int32_t kOffset = 0;
-  static constexpr MinKind kMins = kGroupMins;
-  LODE_DEVICE uint32_t Column(uint32_t chunk, uint32_t run) {
-    return 64 * (chunk / 2) + 16 * (chunk % 2) + 32 * run;
-  }
-  LODE_DEVICE void Scales(const uint8_t* block, uint32_t chunk, int32_t* s, int32_t* m) {
-    const KHead head = UnpackK(block);
-    const uint32_t group = chunk / 2 * 2;
-    s[0] = ByteOf(head.scales, group), s[1] = ByteOf(head.scales, group + 1);
-    m[0] = ByteOf(head.mins, group), m[1] = ByteOf(head.mins, group + 1);
-  }
-  LODE_DEVICE float Scale(const uint8_t* block) { return HalfAt(block); }
-  LODE_DEVICE float Min(const uint8_t* block) { return -HalfAt(block + 2); }
-  // ((d * s) * q) - (dmin * m)
-  LODE_DEVICE float Value(const uint8_t* block, uint32_t group, uint32_t q) {
-    const KHead head = UnpackK(block);
-    const float ds = canonical::Mul(HalfAt(block), ToFloat(ByteOf(head.scales, group)));
-    const float dm = canonical::Mul(HalfAt(block + 2), ToFloat(ByteOf(head.mins, group)));
-    return canonical::Sub(canonical::Mul(ds, ToFloat(static_cast<int32_t>(q))), dm);
-  }
-};
-
-// The head, 128 bytes of nibbles.
-struct Q4_K : KGroups {
-  static constexpr uint32_t kBytes = 144;
-  LODE_DEVICE void Decode(const uint8_t* block, uint32_t chunk, uint32_t* code) {
-    uint32_t raw[4];
-    Load16(block + 16 + 16 * chunk, raw);
-    SplitNibbles(raw, code);
-  }
-  LODE_DEVICE float Weight(const uint8_t* block, uint32_t i) {
-    const uint32_t group = i / 32, byte = ByteAt(block + 16 + 32 * (group / 2) + i % 32);
-    return Value(block, group, (byte >> (4 * (group % 2))) & 15u);
   }
 };
 

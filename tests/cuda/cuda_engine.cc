@@ -43,10 +43,37 @@ StatusOr<std::unique_ptr<CudaListLanes>> CudaListLanes::Load(const ModelSource& 
   return lanes;
 }
 
+void CudaListLanes::AddEntries(const Layer& l, uint32_t e, cuda::ExpertEntry entry) {
+  const uint32_t width = config_.expert_width, hidden = config_.hidden;
+  for (uint32_t p = 0; p < pieces; ++p) {
+    entry.width_begin = width * p / pieces, entry.width_end = width * (p + 1) / pieces;
+    entry.hidden_begin = hidden * p / pieces, entry.hidden_end = hidden * (p + 1) / pieces;
+    entry.gate = l.gate + l.tensors.gate_row(e, entry.width_begin, width) * l.gate_row_bytes;
+    entry.up = l.up + l.tensors.up_row(e, entry.width_begin, width) * l.up_row_bytes;
+    entry.down = l.down + (uint64_t{e} * hidden + entry.hidden_begin) * l.down_row_bytes;
+    host_list_.entries[host_list_.n_entries++] = entry;
+  }
+}
+
+const cuda::ExpertList* CudaListLanes::SpreadList(uint32_t layer, uint32_t rows) {
+  host_list_.n_entries = host_list_.n_slow = 0;
+  for (uint32_t row = 0; row < rows; ++row) {
+    for (uint32_t order = 0; order < config_.experts_used; ++order) {
+      cuda::ExpertEntry entry = {};
+      entry.rows = 1u << row;
+      entry.order[row] = static_cast<uint8_t>(order);
+      AddEntries(layers_[layer], (row * config_.experts_used + order) % config_.experts, entry);
+    }
+  }
+  StatusOr<void*> list = device_.Allocate("expert list", sizeof(host_list_));
+  if (!list.ok()) return nullptr;
+  device_.Upload(*list, &host_list_, sizeof(host_list_));
+  return static_cast<const cuda::ExpertList*>(*list);
+}
+
 WindowOutcome CudaListLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
                                    const RoutedRow* routed) {
   const Layer& l = layers_[layer];
-  const uint32_t width = config_.expert_width, hidden = config_.hidden;
   RoutedRow* rows = routed_.data() + layer * kWindowRowsMax;
   device_.Download(rows, routed, n_rows * sizeof(RoutedRow));
   std::vector<uint16_t> seen;
@@ -65,14 +92,7 @@ WindowOutcome CudaListLanes::Start(uint32_t layer, const float* x, uint32_t n_ro
           entry.order[r] = static_cast<uint8_t>(o);
         }
       }
-      for (uint32_t p = 0; p < pieces; ++p) {
-        entry.width_begin = width * p / pieces, entry.width_end = width * (p + 1) / pieces;
-        entry.hidden_begin = hidden * p / pieces, entry.hidden_end = hidden * (p + 1) / pieces;
-        entry.gate = l.gate + l.tensors.gate_row(e, entry.width_begin, width) * l.gate_row_bytes;
-        entry.up = l.up + l.tensors.up_row(e, entry.width_begin, width) * l.up_row_bytes;
-        entry.down = l.down + (uint64_t{e} * hidden + entry.hidden_begin) * l.down_row_bytes;
-        list.entries[list.n_entries++] = entry;
-      }
+      AddEntries(l, e, entry);
     }
   }
   list.n_slow = slow;

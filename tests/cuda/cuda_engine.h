@@ -26,6 +26,11 @@ class CudaListLanes final : public ExpertLanes {
                       const RoutedRow* routed) override;
   WindowOutcome Finish(uint32_t) override { return device_.Outcome(); }
   const float* Result(uint32_t layer, uint32_t row, uint32_t order) const override;
+  // A layer's types, and a list of its own in which each of `rows` wants other experts: for
+  // measurements.
+  const cuda::ExpertFormats& formats(uint32_t layer) const { return layers_[layer].formats; }
+  const cuda::ExpertList* SpreadList(uint32_t layer, uint32_t rows);
+  float* results(uint32_t layer) const { return results_[layer & 1]; }
   uint32_t pieces = 1;
   uint32_t slow = 0;  // how many entries are said to be slow
   const RoutedRow& routed(uint32_t layer, uint32_t row) const {
@@ -39,6 +44,7 @@ class CudaListLanes final : public ExpertLanes {
     const uint8_t *gate, *up, *down;
     size_t gate_row_bytes, up_row_bytes, down_row_bytes;
   };
+  void AddEntries(const Layer& layer, uint32_t expert, cuda::ExpertEntry entry);
   CudaListLanes(const ModelConfig& config, CudaDevice& device) : config_(config), device_(device) {}
 
   const ModelConfig config_;

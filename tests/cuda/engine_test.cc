@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "tests/cuda/cuda_engine.h"
@@ -13,7 +14,12 @@
 namespace lode::testing {
 namespace {
 
-const char kDemoModel[] = LODE_SOURCE_DIR "/tests/models/demo-q4-with-mtp.gguf";
+// LODE_TEST_SOURCE: the repository, where the test runs elsewhere than it was built.
+std::string DemoModel() {
+  const char* root = std::getenv("LODE_TEST_SOURCE");
+  return std::string(root == nullptr ? LODE_SOURCE_DIR : root) +
+         "/tests/models/demo-q4-with-mtp.gguf";
+}
 
 // Both engines over one script of windows.
 class Twins {
@@ -132,7 +138,7 @@ class CudaEngineTest : public ::testing::Test {
 };
 
 TEST_F(CudaEngineTest, DemoModel) {
-  const auto twins = Twins::Create(kDemoModel, {.threads = 2, .slots = 2, .context = 768});
+  const auto twins = Twins::Create(DemoModel(), {.threads = 2, .slots = 2, .context = 768});
   ASSERT_NE(twins, nullptr);
   RunSequence(*twins, 0, Tokens(300, 6), 8);
   twins->gpu->lanes().pieces = 3;
@@ -142,7 +148,7 @@ TEST_F(CudaEngineTest, DemoModel) {
 }
 
 TEST_F(CudaEngineTest, SeveralSequencesInOneWindow) {
-  const auto twins = Twins::Create(kDemoModel, {.threads = 2, .slots = 4, .context = 256});
+  const auto twins = Twins::Create(DemoModel(), {.threads = 2, .slots = 4, .context = 256});
   ASSERT_NE(twins, nullptr);
   uint32_t at[4] = {0, 0, 0, 0};
   const uint32_t counts[][4] = {{1, 2, 3, 2}, {3, 1, 1, 1}, {1, 1, 5, 1}, {2, 0, 0, 6}};
@@ -169,7 +175,7 @@ TEST_F(CudaEngineTest, SeveralSequencesInOneWindow) {
 TEST_F(CudaEngineTest, EveryKvType) {
   for (const KvType type : {KvType::kF16, KvType::kF32}) {
     const auto twins =
-        Twins::Create(kDemoModel, {.threads = 2, .kv_type = type, .slots = 1, .context = 256});
+        Twins::Create(DemoModel(), {.threads = 2, .kv_type = type, .slots = 1, .context = 256});
     ASSERT_NE(twins, nullptr);
     RunSequence(*twins, 0, Tokens(100, 3), 4);
     Report(type == KvType::kF16 ? "f16 cells" : "f32 cells", *twins);
@@ -209,12 +215,13 @@ TEST_P(CudaWidthTest, FullWidth) {
   Report(GetParam(), *twins);
 }
 INSTANTIATE_TEST_SUITE_P(Packs, CudaWidthTest,
-                         ::testing::Values("q2_0", "ud_q4_k_xl", "f32", "f16", "bf16"),
+                         ::testing::Values("q2_0", "iq2_xs", "iq3_s", "ud_q3_k_xl", "ud_q4_k_xl",
+                                           "Q6_K", "IQ4_XS", "Q4_0", "f32", "f16", "bf16"),
                          [](const auto& info) { return std::string(info.param); });
 
 // A value that is not finite: the same layer and row as the cpu device names.
 TEST_F(CudaEngineTest, NotFiniteOutcomesAreTheSame) {
-  const auto twins = Twins::Create(kDemoModel, {.threads = 2, .slots = 2, .context = 256});
+  const auto twins = Twins::Create(DemoModel(), {.threads = 2, .slots = 2, .context = 256});
   ASSERT_NE(twins, nullptr);
   ASSERT_TRUE(twins->Run({{0, 0, 50}, {1, 0, 60}}));
   // A cell of the past becomes infinite, in the same place of both.
