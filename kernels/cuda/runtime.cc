@@ -14,7 +14,8 @@ bool launches_overlap = false;
 
 namespace {
 
-constexpr uint32_t kOverlapCapability = 90;  // programmatic dependent launch
+constexpr uint32_t kOverlapCapability =
+    90;  // programmatic dependent launch; asked for, as no card has run it yet
 
 Status Failed(cudaError_t error, const char* what) {
   cudaGetLastError();  // an error that can be cleared must not surface at a later call
@@ -55,7 +56,7 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   facts.multiprocessors = static_cast<uint32_t>(prop.multiProcessorCount);
   facts.shared_bytes_per_block = prop.sharedMemPerBlock;
   launches_overlap =
-      facts.capability >= kOverlapCapability && std::getenv("LODE_CUDA_NO_OVERLAP") == nullptr;
+      facts.capability >= kOverlapCapability && std::getenv("LODE_CUDA_OVERLAP") != nullptr;
   size_t free_bytes = 0, total_bytes = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes); e != cudaSuccess)
     return Failed(e, "opening the CUDA card");
