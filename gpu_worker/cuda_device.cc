@@ -135,6 +135,7 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   s.forms = forms(widest, kWindowRowsMax);
   s.pair_forms = forms(c.expert_width, pairs);
   s.normed = rows_of(c.WideWidth()), s.low = rows_of(c.hc_rank), s.up = rows_of(c.WideWidth());
+  s.inject_dot = rows_of(c.streams);
   s.qkv = rows_of(c.SsmConvWidth()), s.z = rows_of(c.SsmValueWidth());
   s.beta = rows_of(c.ssm_value_heads), s.alpha = rows_of(c.ssm_value_heads);
   s.query = rows_of(c.SsmKeyWidth()), s.mixed = rows_of(c.SsmValueWidth());
@@ -148,7 +149,6 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   s.block_scores = rows_of(blocks_max);
   s.cells = words(cells_max * kWindowRowsMax), s.n_cells = words(kWindowRowsMax);
   s.scores = rows_of(cells_max * c.heads);
-  s.chunk_top = rows_of(size_t{chunks} * c.heads),
   s.chunk_total = rows_of(size_t{chunks} * c.heads);
   s.chunk_sum = rows_of(size_t{chunks} * c.heads * c.head_dim);
   s.router_logits = rows_of(c.experts);
@@ -180,15 +180,18 @@ StatusOr<void*> CudaDevice::Allocate(const std::string& what, size_t bytes) {
 const std::vector<DeviceAllocation>& CudaDevice::allocations() const { return impl_->allocations; }
 
 void CudaDevice::Upload(void* device, const void* host, size_t bytes) {
+  impl_->FlushWrite();
   impl_->x_source = nullptr;  // it may be what is overwritten
   cuda::CopyAsync(device, host, bytes, impl_->stream);
   if (!cuda::IsCapturing(impl_->stream)) cuda::Synchronize(impl_->stream);
 }
 void CudaDevice::Download(void* host, const void* device, size_t bytes) {
+  impl_->FlushWrite();
   cuda::CopyAsync(host, device, bytes, impl_->stream);
   if (!cuda::IsCapturing(impl_->stream)) cuda::Synchronize(impl_->stream);
 }
 void CudaDevice::Zero(void* device, size_t bytes) {
+  impl_->FlushWrite();
   impl_->x_source = nullptr;
   cuda::ZeroAsync(device, bytes, impl_->stream);
 }
@@ -202,6 +205,7 @@ void CudaDevice::StageWindow(const StepParams& params) {
   impl_->staged->not_finite = cuda::kAllFinite;
 }
 void CudaDevice::BeginWindow(const StepParams& params) {
+  impl_->pending = {};  // of an aborted window
   StageWindow(params);
   impl_->layer = 0;
   impl_->x_source = nullptr;
@@ -221,6 +225,7 @@ WindowOutcome CudaDevice::FromWord(uint64_t key) {
            .detail = 0}};
 }
 WindowOutcome CudaDevice::Outcome() {
+  impl_->FlushWrite();
   EnqueueOutcome(impl_->outcome_word);
   cuda::Synchronize(impl_->stream);
   return FromWord(*impl_->outcome_word);
@@ -232,6 +237,7 @@ cuda::WindowBlock* CudaDevice::window_block() const { return impl_->block; }
 void CudaDevice::Embed(const WeightMatrix& table, float* wide) {
   Impl& d = *impl_;
   const ModelConfig& c = d.config;
+  d.pending = {};  // overwritten
   d.Wrote(wide);
   cuda::KernelsOf(table.format)
       .dequant(d.s(),
@@ -253,24 +259,15 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
   const uint32_t width = c.WideWidth();
-  const cuda::CheckArgs check = d.Check(cuda::LayerPart::kMixer);
   d.Wrote(x);
-  // A stream's blocks are whole only when the block length divides it.
-  const uint32_t wanted = d.FormsOf({&w.down});
-  const bool whole = wanted == 0 || c.hidden % Info(w.down.format).act_block_len == 0;
-  Impl::Input normed = {.x = s.normed, .columns = width, .forms = {}, .checked = true};
-  if (whole) normed.forms = d.Forms(s.forms, width, wanted);
-  cuda::LaunchHcNorm(d.s(),
-                     {.wide = wide,
-                      .weight = w.norm,
-                      .normed = s.normed,
-                      .streams = c.streams,
-                      .hidden = c.hidden,
-                      .eps = c.rms_eps,
-                      .forms = normed.forms,
-                      .check = check},
-                     d.rows());
-  d.Mat({{&w.down, s.low}}, normed);
+  const Impl::Input normed = d.HcNorm(w, wide);
+  if (w.inject != nullptr) {
+    const WeightMatrix gates = {reinterpret_cast<const uint8_t*>(w.inject), Format::kF32, c.streams,
+                                width, width * sizeof(float)};
+    d.Mat({{&w.down, s.low}, {&gates, s.inject_dot}}, normed);
+  } else {
+    d.Mat({{&w.down, s.low}}, normed);
+  }
   const Impl::Input low = {.x = s.low,
                            .columns = c.hc_rank,
                            .forms = d.Forms(s.forms, c.hc_rank, d.FormsOf({&w.up})),
@@ -278,13 +275,11 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   cuda::LaunchHcGate(d.s(),
                      {.low = s.low,
                       .rank = c.hc_rank,
-                      .normed = s.normed,
-                      .inject_weight = w.inject,
-                      .inject = inject,
                       .streams = c.streams,
-                      .hidden = c.hidden,
+                      .inject_dot = s.inject_dot,
+                      .inject = w.inject != nullptr ? inject : nullptr,
                       .forms = low.forms,
-                      .check = check},
+                      .check = d.Check(cuda::LayerPart::kMixer)},
                      d.rows());
   d.Mat({{&w.up, s.up}}, low);
   // Who reads x is not known here: it gets every form. The last mixer's rows matter only where
@@ -302,13 +297,50 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   cuda::CheckLaunches("hyper-connection read");
 }
 
+// The norm of every stream, after a write to them that is still due.
+CudaDevice::Impl::Input CudaDevice::Impl::HcNorm(const HcWeights& w, const float* wide) {
+  const ModelConfig& c = config;
+  PendingWrite due;
+  if (pending.wide == wide) {
+    due = pending;
+    pending = {};
+  }
+  // A stream's blocks are whole only when the block length divides it.
+  const uint32_t wanted = FormsOf({&w.down});
+  const bool whole = wanted == 0 || c.hidden % Info(w.down.format).act_block_len == 0;
+  Input normed = {.x = scratch.normed, .columns = c.WideWidth(), .forms = {}, .checked = true};
+  if (whole) normed.forms = Forms(scratch.forms, c.WideWidth(), wanted);
+  cuda::LaunchHcNorm(s(),
+                     {.wide = const_cast<float*>(wide),
+                      .y = due.y,
+                      .inject = due.inject,
+                      .weight = w.norm,
+                      .normed = scratch.normed,
+                      .streams = c.streams,
+                      .hidden = c.hidden,
+                      .eps = c.rms_eps,
+                      .forms = normed.forms,
+                      .check = Check(cuda::LayerPart::kMixer)},
+                     rows());
+  return normed;
+}
+
 void CudaDevice::HcWrite(const float* y, const float* inject, float* wide) {
-  const ModelConfig& c = impl_->config;
+  impl_->FlushWrite();
   impl_->Wrote(wide);
-  cuda::LaunchHcWrite(
-      impl_->s(),
-      {.y = y, .inject = inject, .wide = wide, .streams = c.streams, .hidden = c.hidden},
-      impl_->rows());
+  impl_->pending = {y, inject, wide};
+}
+
+void CudaDevice::Impl::FlushWrite() {
+  if (pending.wide == nullptr) return;
+  cuda::LaunchHcWrite(s(),
+                      {.y = pending.y,
+                       .inject = pending.inject,
+                       .wide = pending.wide,
+                       .streams = config.streams,
+                       .hidden = config.hidden},
+                      rows());
+  pending = {};
   cuda::CheckLaunches("hyper-connection write");
 }
 

@@ -72,6 +72,8 @@ class CudaDevice final : public Device {
   // ---- operations
   void Embed(const WeightMatrix& table, float* wide) override;
   void HcRead(const HcWeights& w, const float* wide, float* x, float* inject) override;
+  // Joined with the next HcRead of the same streams; until then, or until an operation or copy that
+  // may touch them, it is only remembered: y, inject and wide must stay as they are.
   void HcWrite(const float* y, const float* inject, float* wide) override;
   void Ple(const PleWeights& w, const PleState& state, const uint8_t* rows, Format rows_format,
            float* wide) override;

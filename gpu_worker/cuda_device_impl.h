@@ -34,13 +34,13 @@ struct CudaDevice::Impl {
   };
   struct Scratch {
     FormBuffer x_forms, forms, pair_forms;
-    float *normed, *low, *up;
+    float *normed, *low, *up, *inject_dot;
     float *qkv, *z, *beta, *alpha, *query, *mixed;
     uint32_t* finished;
     float *inv_freq, *sin, *cos;
     float *q, *k, *v, *index_q, *index_k, *attended, *block_scores;
     uint32_t *cells, *n_cells;
-    float *scores, *chunk_top, *chunk_total, *chunk_sum;
+    float *scores, *chunk_total, *chunk_sum;
     float *router_logits, *shared_gate, *shared_up, *shared_inject;
     float *expert_hidden, *expert_up;
     float *ple_embed, *ple_key, *ple_value, *ple_gated;
@@ -60,6 +60,13 @@ struct CudaDevice::Impl {
   // x of HcRead has every form; other inputs get what the matrices want.
   Input InputOf(const float* x, uint32_t columns, cuda::LayerPart part, uint32_t wanted,
                 bool logits_only = false);
+  // A hyper-connection write that the next read of the same streams does on its way.
+  struct PendingWrite {
+    const float *y = nullptr, *inject = nullptr;
+    float* wide = nullptr;
+  };
+  void FlushWrite();
+  Input HcNorm(const HcWeights& w, const float* wide);
   // An output overwrites a vector whose forms were kept.
   void Wrote(const float* p) {
     if (p == x_source) x_source = nullptr;
@@ -67,6 +74,10 @@ struct CudaDevice::Impl {
 
   // y = W x of all jobs, a launch per format; makes forms that the input has not got.
   void Mat(std::initializer_list<CudaMatJob> jobs, const Input& input, bool logits_only = false);
+
+  std::vector<const CudaMatJob*> LaunchFormat(const std::vector<const CudaMatJob*>& jobs,
+                                              const Input& input, const Input& made,
+                                              bool logits_only);
 
   cuda::AttentionShape Attention() const;
   static cuda::KvCache Cache(const AttentionState& state);
@@ -87,6 +98,7 @@ struct CudaDevice::Impl {
   uint32_t layer = 0;
   Scratch scratch = {};
   const float* x_source = nullptr;  // whose forms x_forms holds
+  PendingWrite pending;
   size_t cells_max = 0, blocks_max = 0;
 };
 

@@ -100,30 +100,46 @@ void CudaDevice::Impl::Mat(std::initializer_list<CudaMatJob> jobs, const Input& 
                           .check = Check(cuda::LayerPart::kMixer, logits_only)},
                          rows());
   }
-  // One launch per format, in the order in which formats first appear.
-  for (const CudaMatJob* first = jobs.begin(); first != jobs.end(); ++first) {
-    const Format format = first->w->format;
-    if (std::any_of(jobs.begin(), first,
-                    [&](const CudaMatJob& j) { return j.w->format == format; }))
-      continue;
-    const uint32_t f = FormOf(format);
-    cuda::MatBatch batch;
-    batch.n_rows = rows();
-    batch.logits_only = logits_only ? block : nullptr;
-    batch.source = {.f = in.x, .f_stride = in.columns, .columns = in.columns, .form = {}};
-    if (f < cuda::kForms)
-      batch.source.form =
-          input.forms.form[f].base != nullptr ? input.forms.form[f] : in.forms.form[f];
-    uint32_t all_rows = 0;
-    for (const CudaMatJob* job = first; job != jobs.end(); ++job) {
-      if (job->w->format != format) continue;
-      LODE_CHECK(batch.n_tasks < cuda::kMatTasksMax, "too many matrices in one product");
-      batch.tasks[batch.n_tasks++] = {job->w->data, job->w->row_bytes, job->y, job->w->rows, 0};
-      all_rows += job->w->rows;
+  // One launch per quantised format; float matrices ride in the first one.
+  std::vector<const CudaMatJob*> left;
+  for (const CudaMatJob& job : jobs) left.push_back(&job);
+  while (!left.empty()) left = LaunchFormat(left, input, in, logits_only);
+}
+
+// The matrices of the first quantised format and all float ones; returns the others.
+std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
+    const std::vector<const CudaMatJob*>& jobs, const Input& input, const Input& made,
+    bool logits_only) {
+  Format format = jobs[0]->w->format;
+  for (const CudaMatJob* job : jobs) {
+    if (FormOf(job->w->format) < cuda::kForms) {
+      format = job->w->format;
+      break;
     }
-    cuda::KernelsOf(format).mat(
-        s(), batch, cuda::ChooseShape(format, all_rows, in.columns, rows(), card.multiprocessors));
   }
+  const uint32_t f = FormOf(format);
+  cuda::MatBatch batch;
+  batch.n_rows = rows();
+  batch.logits_only = logits_only ? block : nullptr;
+  batch.source = {.f = input.x, .f_stride = input.columns, .columns = input.columns, .form = {}};
+  if (f < cuda::kForms)
+    batch.source.form =
+        input.forms.form[f].base != nullptr ? input.forms.form[f] : made.forms.form[f];
+  uint32_t all_rows = 0;
+  std::vector<const CudaMatJob*> rest;
+  for (const CudaMatJob* job : jobs) {
+    const WeightMatrix& w = *job->w;
+    if (w.format != format && FormOf(w.format) < cuda::kForms) {
+      rest.push_back(job);
+      continue;
+    }
+    LODE_CHECK(batch.n_tasks < cuda::kMatTasksMax, "too many matrices in one product");
+    batch.tasks[batch.n_tasks++] = {w.data, w.row_bytes, job->y, w.rows, w.format, 0};
+    if (w.format == format) all_rows += w.rows;
+  }
+  cuda::KernelsOf(format).mat(
+      s(), batch, cuda::ChooseShape(format, all_rows, input.columns, rows(), card.multiprocessors));
+  return rest;
 }
 
 // ---- experts
@@ -146,8 +162,10 @@ void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared
   Impl& d = *impl_;
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
+  const WeightMatrix inject = {reinterpret_cast<const uint8_t*>(w.shared_inject), Format::kF32, 1,
+                               c.hidden, c.hidden * sizeof(float)};
   d.Mat(
-      {{&w.shared_gate, s.shared_gate}, {&w.shared_up, s.shared_up}},
+      {{&w.shared_gate, s.shared_gate}, {&w.shared_up, s.shared_up}, {&inject, s.shared_inject}},
       d.InputOf(x, c.hidden, cuda::LayerPart::kShared, d.FormsOf({&w.shared_gate, &w.shared_up})));
   const Impl::Input h = {.x = s.shared_gate,
                          .columns = c.shared_width,
@@ -157,9 +175,6 @@ void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared
                            {.gate = s.shared_gate,
                             .up = s.shared_up,
                             .width = c.shared_width,
-                            .x = x,
-                            .inject_weight = w.shared_inject,
-                            .hidden = c.hidden,
                             .inject = s.shared_inject,
                             .forms = h.forms,
                             .check = d.Check(cuda::LayerPart::kShared)},

@@ -50,6 +50,7 @@ void CudaDevice::Ple(const PleWeights& w, const PleState& state, const uint8_t* 
   Impl& d = *impl_;
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
+  d.FlushWrite();
   d.Wrote(wide);
   // The heads' rows lie side by side: [row][heads] short rows become one long one.
   cuda::KernelsOf(rows_format)
@@ -211,7 +212,6 @@ void CudaDevice::AttentionOutput(const AttentionWeights& w, const AttentionState
                       .cells_max = static_cast<uint32_t>(d.cells_max),
                       .n_cells = s.n_cells,
                       .scores = s.scores,
-                      .chunk_top = s.chunk_top,
                       .chunk_total = s.chunk_total,
                       .chunk_sum = s.chunk_sum,
                       .out = s.attended,

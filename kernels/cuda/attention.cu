@@ -121,6 +121,8 @@ LODE_DEVICE void StoreIndexKey(const AttentionStoreArgs& a, uint32_t row, float*
 // One head of one row per block: query heads, index query heads, KV heads (key and value), index
 // key.
 LODE_KERNEL(kThreads) AttentionStoreKernel(AttentionStoreArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   LODE_SHARED float x[kAttendHeadDimMax];
   LODE_SHARED float slot;
   LODE_SHARED uint32_t top;
@@ -166,6 +168,8 @@ LODE_KERNEL(kThreads) AttentionStoreKernel(AttentionStoreArgs a) {
 // ---- select
 // Scores of complete blocks, where there are more than a row may select; a warp per block.
 LODE_KERNEL(kThreads) IndexScoresKernel(AttentionSelectArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   const AttentionShape& s = a.shape;
   const uint32_t row = BlockY(), dim = s.index_dim;
@@ -244,6 +248,8 @@ LODE_DEVICE Selection FindThreshold(const float* scores, uint32_t n, uint32_t k,
 // Cells of one row, ascending: everything when the budget holds it, else those of the best blocks
 // and the tail behind the last complete block.
 LODE_KERNEL(kSelectThreads) SelectKernel(AttentionSelectArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   LODE_SHARED uint32_t histogram[256];
   LODE_SHARED uint32_t found[2];
   LODE_SHARED uint32_t warp_counts[kSelectWarps];
@@ -322,126 +328,150 @@ LODE_DEVICE size_t ChunkAt(const AttendLaunch& a, uint32_t row, uint32_t head, u
   return (static_cast<size_t>(row) * a.shape.heads + head) * ChunksOf(a) + chunk;
 }
 
-// Scores of one chunk under all query heads of one KV head, and their maximum. A warp per cell.
+constexpr uint32_t kScoreCells = 16;  // cells of one block: a quarter of a chunk
+constexpr uint32_t kChunkParts = kAttendChunk / kScoreCells;
+constexpr uint32_t kScoreHeads = 4;  // query heads whose dot products a warp keeps going at once
+static_assert(kAttendChunk % kScoreCells == 0);
+
+// q . k of kScoreHeads heads with one cell, by one warp; q of consecutive heads lie 2 * dim apart.
+LODE_DEVICE void CellScores(const float* q, uint32_t heads, const AttendLaunch& a,
+                            const uint8_t* cell, float cell_scale, float scale, float* out,
+                            uint32_t out_stride) {
+  using namespace canonical;
+  const uint32_t lane = ThreadId() % 32, dim = a.shape.dim;
+  float p[kScoreHeads];
+  LODE_UNROLL
+  for (uint32_t h = 0; h < kScoreHeads; ++h) p[h] = 0.0f;
+  for (uint32_t d = lane; d < dim; d += 32) {
+    const float k = CellValue(a.cache.type, cell, cell_scale, d);
+    LODE_UNROLL
+    for (uint32_t h = 0; h < kScoreHeads; ++h)
+      p[h] = Fma(q[(h < heads ? h : heads - 1) * 2 * dim + d], k, p[h]);
+  }
+  LODE_UNROLL
+  for (uint32_t w = 16; w >= 1; w /= 2) {
+    LODE_UNROLL
+    for (uint32_t h = 0; h < kScoreHeads; ++h) p[h] = Add(p[h], ShuffleXor(p[h], w));
+  }
+  LODE_UNROLL
+  for (uint32_t h = 0; h < kScoreHeads; ++h) {
+    if (lane == h && h < heads) out[h * out_stride] = Mul(p[h], scale);
+  }
+}
+
+// Scores of a quarter of a chunk under all query heads of one KV head. A warp per cell.
 LODE_KERNEL(kThreads) AttendScoresKernel(AttendLaunch a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED ChunkCells cells;
-  LODE_SHARED float scores[kAttendChunk];
   const AttentionShape& s = a.shape;
-  const uint32_t chunk = BlockX(), kv_head = BlockY(), row = BlockZ(), lane = ThreadId() % 32;
-  const uint32_t first = chunk * kAttendChunk, all = a.n_cells[row];
+  const uint32_t kv_head = BlockY(), row = BlockZ(), first = BlockX() * kScoreCells;
+  const uint32_t all = a.n_cells[row];
   if (first >= all) return;
-  const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
-  const uint32_t group = s.heads / s.kv_heads, warp = ThreadId() / 32;
+  const uint32_t n = all - first < kScoreCells ? all - first : kScoreCells;
+  const uint32_t group = s.heads / s.kv_heads;
   const float scale = InvSqrt(static_cast<float>(static_cast<int32_t>(s.dim)));
   LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
   SyncBlock();
-  for (uint32_t g = 0; g < group; ++g) {
-    const uint32_t head = kv_head * group + g;
-    const float* q = a.q + (static_cast<size_t>(row) * s.heads + head) * 2 * s.dim;
-    float* out = a.scores + (static_cast<size_t>(row) * s.heads + head) * a.cells_max + first;
-    for (uint32_t i = warp; i < n; i += kWarps) {
-      const uint8_t* cell = a.cache.pool + cells.at[i];
-      float p = 0;
-      for (uint32_t d = lane; d < s.dim; d += 32)
-        p = Fma(q[d], CellValue(a.cache.type, cell, cells.scale[i], d), p);
-      const float score = Mul(JoinLanes(p), scale);
-      if (lane == 0) out[i] = scores[i] = score;
-    }
-    SyncBlock();
-    if (warp == 0) {
-      float top = FromBits(0xff800000u);
-      for (uint32_t i = lane; i < n; i += 32) top = Max(top, scores[i]);
-      top = WarpMax(top);
-      if (lane == 0) a.chunk_top[ChunkAt(a, row, head, chunk)] = top;
-    }
-    SyncBlock();
+  const uint32_t sets = (group + kScoreHeads - 1) / kScoreHeads;
+  for (uint32_t unit = ThreadId() / 32; unit < n * sets; unit += kWarps) {
+    const uint32_t i = unit / sets, g = unit % sets * kScoreHeads;
+    const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g;
+    CellScores(a.q + head * 2 * s.dim, group - g < kScoreHeads ? group - g : kScoreHeads, a,
+               a.cache.pool + cells.at[i], cells.scale[i], scale,
+               a.scores + head * a.cells_max + first + i, a.cells_max);
   }
 }
 
-constexpr uint32_t kHeadsAtOnce = 12;  // query heads whose sums share one pass over the cells
+constexpr uint32_t kSumHeads =
+    4;  // query heads of one block: their sums share a pass over the cells
 
-// Weighted values and weights of one chunk, for all query heads of one KV head.
+// Weighted values and weights of one chunk, for kSumHeads query heads of one KV head.
 LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED ChunkCells cells;
-  LODE_SHARED float e[kHeadsAtOnce][kAttendChunk];
+  LODE_SHARED float e[kSumHeads][kAttendChunk];
   const AttentionShape& s = a.shape;
-  const uint32_t chunk = BlockX(), kv_head = BlockY(), row = BlockZ(), lane = ThreadId() % 32;
+  const uint32_t group = s.heads / s.kv_heads, sets = (group + kSumHeads - 1) / kSumHeads;
+  const uint32_t chunk = BlockX(), kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
+  const uint32_t row = BlockZ(), lane = ThreadId() % 32;
   const uint32_t first = chunk * kAttendChunk, all = a.n_cells[row];
   if (first >= all) return;
   const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
-  const uint32_t group = s.heads / s.kv_heads, chunks = (all + kAttendChunk - 1) / kAttendChunk;
+  const uint32_t heads = group - g0 < kSumHeads ? group - g0 : kSumHeads;
   LocateCells(a, row, kv_head, first, n, a.cache.v_scales, &cells);
-  for (uint32_t g0 = 0; g0 < group; g0 += kHeadsAtOnce) {
-    const uint32_t heads = group - g0 < kHeadsAtOnce ? group - g0 : kHeadsAtOnce;
-    SyncBlock();
-    for (uint32_t g = ThreadId() / 32; g < heads; g += ThreadCount() / 32) {
-      const uint32_t head = kv_head * group + g0 + g;
-      float top = FromBits(0xff800000u);
-      for (uint32_t c = lane; c < chunks; c += 32)
-        top = Max(top, a.chunk_top[ChunkAt(a, row, head, c)]);
-      top = WarpMax(top);
-      const float* scores =
-          a.scores + (static_cast<size_t>(row) * s.heads + head) * a.cells_max + first;
-      float p = 0;
-      for (uint32_t i = lane; i < n; i += 32) {
-        e[g][i] = Exp(Sub(scores[i], top));
-        p = Add(p, e[g][i]);
-      }
-      const float total = JoinLanes(p);
-      if (lane == 0) a.chunk_total[ChunkAt(a, row, head, chunk)] = total;
+  for (uint32_t g = ThreadId() / 32; g < heads; g += ThreadCount() / 32) {
+    const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g0 + g;
+    const float* scores = a.scores + head * a.cells_max;
+    float top = FromBits(0xff800000u);
+    for (uint32_t i = lane; i < all; i += 32) top = Max(top, scores[i]);
+    top = WarpMax(top);
+    float p = 0;
+    for (uint32_t i = lane; i < n; i += 32) {
+      e[g][i] = Exp(Sub(scores[first + i], top));
+      p = Add(p, e[g][i]);
     }
-    SyncBlock();
-    const uint32_t d = ThreadId();
-    if (d >= s.dim) continue;
-    float sum[kHeadsAtOnce];
+    const float total = JoinLanes(p);
+    if (lane == 0) a.chunk_total[head * ChunksOf(a) + chunk] = total;
+  }
+  SyncBlock();
+  const uint32_t d = ThreadId();
+  if (d >= s.dim) return;
+  float sum[kSumHeads];
+  LODE_UNROLL
+  for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = 0.0f;
+  constexpr uint32_t kAhead = 8;  // values in flight
+  for (uint32_t base = 0; base < n; base += kAhead) {
+    float v[kAhead];
     LODE_UNROLL
-    for (uint32_t g = 0; g < kHeadsAtOnce; ++g) sum[g] = 0.0f;
-    for (uint32_t i = 0; i < n; ++i) {
-      const float v =
-          CellValue(a.cache.type, a.cache.pool + a.cache.v + cells.at[i], cells.scale[i], d);
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      const uint32_t c = base + i < n ? base + i : n - 1;
+      v[i] = CellValue(a.cache.type, a.cache.pool + a.cache.v + cells.at[c], cells.scale[c], d);
+    }
+    LODE_UNROLL
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      if (base + i >= n) continue;
       LODE_UNROLL
-      for (uint32_t g = 0; g < kHeadsAtOnce; ++g) {
-        if (g < heads) sum[g] = Fma(e[g][i], v, sum[g]);
+      for (uint32_t g = 0; g < kSumHeads; ++g) {
+        if (g < heads) sum[g] = Fma(e[g][base + i], v[i], sum[g]);
       }
     }
-    LODE_UNROLL
-    for (uint32_t g = 0; g < kHeadsAtOnce; ++g) {
-      if (g < heads)
-        a.chunk_sum[ChunkAt(a, row, kv_head * group + g0 + g, chunk) * s.dim + d] = sum[g];
-    }
+  }
+  LODE_UNROLL
+  for (uint32_t g = 0; g < kSumHeads; ++g) {
+    if (g < heads)
+      a.chunk_sum[ChunkAt(a, row, kv_head * group + g0 + g, chunk) * s.dim + d] = sum[g];
   }
 }
 
-// Chunks added in ascending order, one division, output gate; a warp per 256 columns of a row.
-LODE_KERNEL(32) AttendJoinKernel(AttendLaunch a) {
+// Chunks added in ascending order, one division, output gate; a block per 256 columns of a row.
+LODE_KERNEL(kThreads) AttendJoinKernel(AttendLaunch a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
+  LODE_SHARED float joined[kThreads];
   const AttentionShape& s = a.shape;
-  const uint32_t row = BlockY(), width = s.heads * s.dim;
-  const uint32_t column = BlockX() * kWarpColumns + ThreadId() * kLaneColumns;
+  const uint32_t row = BlockY(), width = s.heads * s.dim, t = ThreadId();
+  const uint32_t first = BlockX() * kThreads, column = first + t;
   const uint32_t chunks = (a.n_cells[row] + kAttendChunk - 1) / kAttendChunk;
-  const bool inside = column < width;
-  float v[kLaneColumns];
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = 0.0f;
-  if (inside) {  // 8 columns of one head: dimensions are multiples of 8
+  if (column < width) {
     const uint32_t head = column / s.dim, d = column % s.dim;
-    float total = 0;
+    const size_t at = ChunkAt(a, row, head, 0);
+    float total = 0, sum = 0;
     for (uint32_t c = 0; c < chunks; ++c) {
-      const size_t at = ChunkAt(a, row, head, c);
-      total = Add(total, a.chunk_total[at]);
-      LODE_UNROLL
-      for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = Add(v[i], a.chunk_sum[at * s.dim + d + i]);
+      total = Add(total, a.chunk_total[at + c]);
+      sum = Add(sum, a.chunk_sum[(at + c) * s.dim + d]);
     }
-    const float* gate = a.q + (static_cast<size_t>(row) * s.heads + head) * 2 * s.dim + s.dim + d;
-    LODE_UNROLL
-    for (uint32_t i = 0; i < kLaneColumns; ++i) {
-      v[i] = Mul(Div(v[i], total), Sigmoid(gate[i]));
-      a.out[static_cast<size_t>(row) * width + column + i] = v[i];
-    }
+    const float gate = a.q[(static_cast<size_t>(row) * s.heads + head) * 2 * s.dim + s.dim + d];
+    joined[t] = Mul(Div(sum, total), Sigmoid(gate));
+    a.out[static_cast<size_t>(row) * width + column] = joined[t];
   }
-  FinishColumns(a.forms, a.check, {row, column, inside}, row, v);
+  SyncBlock();
+  const uint32_t left = width - first;
+  FinishShared(a.forms, a.check, row, row, first, left < kThreads ? left : kThreads, joined);
 }
 
 }  // namespace
@@ -465,9 +495,12 @@ void LaunchAttentionSelect(CUstream_st* stream, const AttentionSelectArgs& args,
 void LaunchAttend(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
   const uint32_t chunks = (args.cells_max + kAttendChunk - 1) / kAttendChunk;
-  Launch(stream, {chunks, s.kv_heads, n_rows}, kThreads, 0, &AttendScoresKernel, args);
-  Launch(stream, {chunks, s.kv_heads, n_rows}, (s.dim + 31) / 32 * 32, 0, &AttendSumsKernel, args);
-  Launch(stream, {(s.heads * s.dim + kWarpColumns - 1) / kWarpColumns, n_rows}, 32, 0,
+  Launch(stream, {chunks * kChunkParts, s.kv_heads, n_rows}, kThreads, 0, &AttendScoresKernel,
+         args);
+  const uint32_t sets = (s.heads / s.kv_heads + kSumHeads - 1) / kSumHeads;
+  Launch(stream, {chunks, s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0, &AttendSumsKernel,
+         args);
+  Launch(stream, {(s.heads * s.dim + kThreads - 1) / kThreads, n_rows}, kThreads, 0,
          &AttendJoinKernel, args);
 }
 

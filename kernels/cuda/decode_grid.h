@@ -1,7 +1,7 @@
 // Decodes of the i-types: blocks of 256 weights whose magnitudes are rows of a grid and whose signs
-// are stored apart. The grids are those of the cpu kernels (kernels/cpu/decode/grids.h), expanded at
-// compile time to four magnitudes a word. The contract is in decode.h; every magnitude is at least
-// 1, so a byte is negated without a carry into its neighbour.
+// are stored apart. The grids are those of the cpu kernels (kernels/cpu/decode/grids.h), expanded
+// at compile time to four magnitudes a word. The contract is in decode.h; every magnitude is at
+// least 1, so a byte is negated without a carry into its neighbour.
 #pragma once
 
 #include "kernels/cpu/decode/grids.h"
@@ -31,7 +31,8 @@ LODE_DEVICE_TABLE Grid<512> kIq2High =
     Expand<2, 4>(lode::decode::kIq2xsCodes, lode::decode::kIq2xsLevels);
 LODE_DEVICE_TABLE Grid<256> kIq3Xxs =
     Expand<3, 0>(lode::decode::kIq3xxsCodes, lode::decode::kIq3xxsLevels);
-LODE_DEVICE_TABLE Grid<512> kIq3 = Expand<3, 0>(lode::decode::kIq3sCodes, lode::decode::kIq3sLevels);
+LODE_DEVICE_TABLE Grid<512> kIq3 =
+    Expand<3, 0>(lode::decode::kIq3sCodes, lode::decode::kIq3sLevels);
 
 // Four magnitudes with the signs in bits 4 half .. 4 half + 3.
 LODE_DEVICE uint32_t Signed(uint32_t magnitudes, uint32_t signs, int half) {
@@ -62,7 +63,8 @@ LODE_DEVICE float GridWeight(const uint8_t* block, uint32_t i) {
                         ToFloat(q));
 }
 
-// f16 d, 32 x u16 (9-bit grid index, 7-bit sign index of 8 weights), 8 bytes of scales for groups of
+// f16 d, 32 x u16 (9-bit grid index, 7-bit sign index of 8 weights), 8 bytes of scales for groups
+// of
 // 16. w = d / 8 * (2 s + 1) * grid * sign.
 struct IQ2_XS : GridBlock {
   static constexpr uint32_t kBytes = 74;
@@ -83,10 +85,13 @@ struct IQ2_XS : GridBlock {
     s[1] = static_cast<int32_t>(2 * (byte >> 4) + 1);
   }
   LODE_DEVICE float Scale(const uint8_t* block) { return canonical::Mul(HalfAt(block), 0.125f); }
-  LODE_DEVICE float Weight(const uint8_t* block, uint32_t i) { return GridWeight<IQ2_XS>(block, i); }
+  LODE_DEVICE float Weight(const uint8_t* block, uint32_t i) {
+    return GridWeight<IQ2_XS>(block, i);
+  }
 };
 
-// f16 d, 64 grid indices, 8 x u32: four 7-bit sign indices and a 4-bit scale s. w = d / 4 * (2 s + 1)
+// f16 d, 64 grid indices, 8 x u32: four 7-bit sign indices and a 4-bit scale s. w = d / 4 * (2 s +
+// 1)
 // * grid * sign.
 struct IQ3_XXS : GridBlock {
   static constexpr uint32_t kBytes = 98;
@@ -109,8 +114,8 @@ struct IQ3_XXS : GridBlock {
   }
 };
 
-// f16 d, 64 low index bytes, 8 bytes of ninth bits, 32 sign bytes, 4 bytes of scales. w = d * (2 s +
-// 1) * grid * sign.
+// f16 d, 64 low index bytes, 8 bytes of ninth bits, 32 sign bytes, 4 bytes of scales. w = d * (2 s
+// + 1) * grid * sign.
 struct IQ3_S : GridBlock {
   static constexpr uint32_t kBytes = 110;
   LODE_DEVICE void Decode(const uint8_t* block, uint32_t chunk, uint32_t* code) {

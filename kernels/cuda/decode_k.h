@@ -1,5 +1,5 @@
-// Decodes of types with blocks of 256 weights in scaled groups: the K types and IQ4_XS. The contract
-// is in decode.h.
+// Decodes of types with blocks of 256 weights in scaled groups: the K types and IQ4_XS. The
+// contract is in decode.h.
 #pragma once
 
 #include "kernels/cuda/decode.h"
@@ -123,8 +123,8 @@ struct Q6_K {
   }
 };
 
-// f16 d, u16 high scale bits, 4 bytes of low ones, 128 bytes of nibbles; groups of 32, scale s - 32.
-// w = d * (s - 32) * table[nibble].
+// f16 d, u16 high scale bits, 4 bytes of low ones, 128 bytes of nibbles; groups of 32, scale s
+// - 32. w = d * (s - 32) * table[nibble].
 struct IQ4_XS {
   static constexpr uint32_t kBlock = 256, kBytes = 136, kChunks = 8;
   static constexpr bool kRunScales = true, kCrumbs = false;

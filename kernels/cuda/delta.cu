@@ -26,6 +26,8 @@ LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
 // makes the row's gates. Rows of this window are read where the product left them: their ring
 // entries are written by other blocks of this launch.
 LODE_KERNEL(kHeadThreads) DeltaConvKernel(DeltaConvArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED float c[kHeadThreads];
   LODE_SHARED float length;
@@ -107,6 +109,8 @@ LODE_DEVICE void FinishFolding(const DeltaStepArgs& a) {
 template <uint32_t kJ>
 LODE_KERNEL(kStepThreads)
 DeltaStepKernel(DeltaStepArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   constexpr uint32_t kDim = kJ * kLanesPerColumn;
   LODE_SHARED float key[kDim];
@@ -159,6 +163,8 @@ DeltaStepKernel(DeltaStepArgs a) {
 
 // 256 columns of a row: whole heads, normed and gated, then quantised by the first warp.
 LODE_KERNEL(kHeadThreads) DeltaGateKernel(DeltaGateArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED float out[kWarpColumns];
   const uint32_t row = BlockY(), width = a.heads * a.dim, first = BlockX() * kWarpColumns;

@@ -20,10 +20,10 @@ const FormatKernels& KernelsOf(Format format) {
 
 namespace {
 
-constexpr uint32_t kTileRowsMax = 16, kGroupRows = 4, kThreadsMax = 256, kWarp = 32;
-constexpr uint32_t kSpanChunks = 80;  // product.h
+constexpr uint32_t kTileRowsMax = 16, kGroupRows = 4, kThreadsMax = 512, kWarp = 32;
+constexpr uint32_t kTileUnits = 320;  // (4 rows, 32 columns) that a block's threads share well
 constexpr uint32_t kWaves = 3;        // blocks of threads per multiprocessor that hide latency
-constexpr uint32_t kFloatWarps = 4;   // of a block that multiplies float rows
+constexpr uint32_t kFloatThreads = 128;
 
 }  // namespace
 
@@ -34,16 +34,13 @@ bool ShapeIsValid(const ProductShape& shape, uint32_t n_acts) {
 
 ProductShape ChooseShape(Format format, uint32_t rows, uint32_t columns, uint32_t n_acts,
                          uint32_t multiprocessors) {
-  if (Info(format).act_block_len == 0) {  // a warp per row
-    const bool many = rows > kFloatWarps * 2 * kWaves * multiprocessors;
-    return {many ? 2 * kFloatWarps : kFloatWarps, kFloatWarps * kWarp};
-  }
+  if (Info(format).act_block_len == 0) return {kGroupRows, kFloatThreads};
   // The largest tile that still gives every multiprocessor several blocks.
   uint32_t tile = kTileRowsMax;
   while (tile > kGroupRows && rows / tile < kWaves * multiprocessors) tile /= 2;
   // As many threads as there are units, in rounds of equal length.
-  const uint32_t units = tile / kGroupRows * std::min(columns / 32, kSpanChunks);
-  const uint32_t rounds = (units + kThreadsMax - 1) / kThreadsMax;
+  const uint32_t units = tile / kGroupRows * (columns / 32);
+  const uint32_t rounds = (units + kTileUnits - 1) / kTileUnits;
   const uint32_t threads = std::max((units + rounds - 1) / rounds, tile * n_acts);
   return {tile, (threads + kWarp - 1) / kWarp * kWarp};
 }

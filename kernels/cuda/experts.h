@@ -15,8 +15,8 @@ namespace lode::cuda {
 
 // Weight rows [width_begin, width_end) of gate and up and [hidden_begin, hidden_end) of down of one
 // expert. Pointers name the first of these rows; rows follow each other without gaps, and row 0 of
-// the matrix (or of the arena's piece of it) is 16-byte aligned. Whole words are read: the two bytes
-// behind a matrix must be readable.
+// the matrix (or of the arena's piece of it) is 16-byte aligned. Whole words are read: the two
+// bytes behind a matrix must be readable.
 struct ExpertEntry {
   const uint8_t* gate;
   const uint8_t* up;

@@ -3,34 +3,60 @@
 // defines the type's row of dispatch.cc. Split into few files, so that nvcc's time stays bearable.
 #pragma once
 
+#include "kernels/cuda/float_product.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/product.h"
 
 namespace lode::cuda {
 
 template <class F>
-constexpr uint32_t ChunksPerBlock() {
+uint32_t SpanOf(uint32_t tile_rows, uint32_t n_acts, uint32_t columns) {
   if constexpr (F::kBlock == 1) {
     return 0;
   } else {
-    return F::kChunks;
+    return SpanChunks(tile_rows, n_acts, columns / 32);
   }
 }
 template <class F>
-size_t TermBytes(uint32_t tile_rows, uint32_t n_acts, uint32_t columns) {
+size_t TermBytesOf(uint32_t tile_rows, uint32_t n_acts, uint32_t span) {
   if constexpr (F::kBlock == 1) {
     return 0;
   } else {
-    return sizeof(float) * tile_rows * n_acts * TermStride(F::kChunks, columns / 32);
+    return sizeof(float) * tile_rows * n_acts * TermStride(F::kChunks, span);
   }
+}
+constexpr bool IsFloat(Format format) {
+  return format == Format::kF32 || format == Format::kF16 || format == Format::kBF16;
+}
+LODE_FN bool IsFloatTask(const MatTask& task) {
+  return task.format == Format::kF32 || task.format == Format::kF16 || task.format == Format::kBF16;
 }
 
 // ---- dense matrices: a block of threads per tile of rows; the tasks' tiles follow each other
+// What this block would wait for in device memory is on its way to the L2 before the launch ahead
+// of it has ended: weights never change.
+LODE_DEVICE void PrefetchTile(const uint8_t* w, size_t bytes) {
+  constexpr uint32_t kLine = 128;
+  for (size_t at = size_t{ThreadId()} * kLine; at < bytes; at += size_t{ThreadCount()} * kLine)
+    PrefetchLine(w + at);
+}
+
 template <class F>
 LODE_KERNEL(kProductThreadsMax)
-MatKernel(MatBatch batch, uint32_t tile_rows) {
+MatKernel(MatBatch batch, uint32_t tile_rows, uint32_t span) {
   LODE_SHARED uint32_t acts[kWindowRowsMax];
   LODE_SHARED uint32_t n_acts;
+  LetNextStart();
+  uint32_t t = batch.n_tasks - 1;
+  while (batch.tasks[t].first_block > BlockX()) --t;
+  const MatTask& task = batch.tasks[t];
+  const bool floats = IsFloatTask(task);
+  const uint32_t tile = floats ? kFloatTileRows : tile_rows;
+  const uint32_t first = (BlockX() - task.first_block) * tile, left = task.rows - first;
+  const uint32_t n_rows = left < tile ? left : tile;
+  const uint8_t* w = task.w + first * task.row_bytes;
+  PrefetchTile(w, n_rows * task.row_bytes);
+  WaitForPrevious();
   if (ThreadId() == 0) {
     uint32_t n = 0;
     for (uint32_t row = 0; row < batch.n_rows; ++row) {
@@ -41,34 +67,47 @@ MatKernel(MatBatch batch, uint32_t tile_rows) {
   }
   SyncBlock();
   if (n_acts == 0) return;
-  uint32_t t = batch.n_tasks - 1;
-  while (batch.tasks[t].first_block > BlockX()) --t;
-  const MatTask& task = batch.tasks[t];
-  const uint32_t first = (BlockX() - task.first_block) * tile_rows;
-  const uint32_t left = task.rows - first;
-  const Tile tile = {.w = task.w + first * task.row_bytes,
-                     .w2 = nullptr,
-                     .row_bytes = task.row_bytes,
-                     .split = tile_rows,
-                     .n_rows = left < tile_rows ? left : tile_rows,
-                     .n_acts = n_acts,
-                     .acts = acts};
   float* y = task.y + first;
   const size_t stride = task.rows;
-  Product<F>(tile, batch.source, reinterpret_cast<float*>(DynamicShared()),
-             [&](uint32_t row, uint32_t act, float value) { y[acts[act] * stride + row] = value; });
+  float* shared = reinterpret_cast<float*>(DynamicShared());
+  const auto sink = [&](uint32_t row, uint32_t act, float value) {
+    y[acts[act] * stride + row] = value;
+  };
+  if (floats) {
+    StagedFloatProduct(task.format, w, task.row_bytes, n_rows, batch.source, acts, n_acts,
+                       StretchColumns(batch.n_rows, batch.source.columns), shared, sink);
+  } else if constexpr (F::kBlock != 1) {
+    const Tile rows = {.w = w,
+                       .w2 = nullptr,
+                       .row_bytes = task.row_bytes,
+                       .split = tile_rows,
+                       .n_rows = n_rows,
+                       .n_acts = n_acts,
+                       .acts = acts};
+    QuantisedProduct<F>(rows, batch.source, shared, span, sink);
+  }
 }
 
 template <class F>
 void LaunchMat(CUstream_st* stream, const MatBatch& batch, const ProductShape& shape) {
   MatBatch b = batch;
   uint32_t blocks = 0;
+  bool floats = false;
   for (uint32_t t = 0; t < b.n_tasks; ++t) {
+    const bool is_float = IsFloatTask(b.tasks[t]);
+    const uint32_t tile = is_float ? kFloatTileRows : shape.tile_rows;
     b.tasks[t].first_block = blocks;
-    blocks += (b.tasks[t].rows + shape.tile_rows - 1) / shape.tile_rows;
+    blocks += (b.tasks[t].rows + tile - 1) / tile;
+    floats |= is_float;
   }
-  Launch(stream, {blocks}, shape.threads, TermBytes<F>(shape.tile_rows, b.n_rows, b.source.columns),
-         &MatKernel<F>, b, shape.tile_rows);
+  const uint32_t columns = b.source.columns, span = SpanOf<F>(shape.tile_rows, b.n_rows, columns);
+  size_t shared = TermBytesOf<F>(shape.tile_rows, b.n_rows, span);
+  const size_t staged =
+      sizeof(float) * (kFloatTileRows + b.n_rows) * StretchColumns(b.n_rows, columns);
+  if (floats && shared < staged) shared = staged;
+  const uint32_t least = kFloatWarpsMin * 32;
+  Launch(stream, {blocks}, shape.threads < least ? least : shape.threads, shared, &MatKernel<F>, b,
+         shape.tile_rows, span);
 }
 
 // ---- listed experts
@@ -104,7 +143,9 @@ LODE_DEVICE uint32_t TilesOf(uint32_t rows, uint32_t tile_rows) {
 // swiglu that joins two of them are different threads, so sums pass through shared memory.
 template <class F>
 LODE_KERNEL(kProductThreadsMax)
-GateUpKernel(ExpertProduct p, uint32_t tile_rows) {
+GateUpKernel(ExpertProduct p, uint32_t tile_rows, uint32_t span) {
+  LetNextStart();
+  WaitForPrevious();
   LODE_SHARED EntryActs acts;
   LODE_SHARED float sums[kTileRowsMax][kWindowRowsMax];
   const uint32_t half = tile_rows / 2, tiles = TilesOf(p.width, half);
@@ -125,7 +166,7 @@ GateUpKernel(ExpertProduct p, uint32_t tile_rows) {
                        .n_rows = 2 * n,
                        .n_acts = acts.n,
                        .acts = acts.row};
-    Product<F>(tile, p.source, reinterpret_cast<float*>(DynamicShared()),
+    Product<F>(tile, p.source, reinterpret_cast<float*>(DynamicShared()), span,
                [&](uint32_t row, uint32_t act, float value) { sums[row][act] = value; });
     SyncBlock();
     for (uint32_t i = ThreadId(); i < n * acts.n; i += ThreadCount()) {
@@ -138,7 +179,9 @@ GateUpKernel(ExpertProduct p, uint32_t tile_rows) {
 
 template <class F>
 LODE_KERNEL(kProductThreadsMax)
-ExpertKernel(ExpertProduct p, uint32_t tile_rows) {
+ExpertKernel(ExpertProduct p, uint32_t tile_rows, uint32_t span) {
+  LetNextStart();
+  WaitForPrevious();
   LODE_SHARED EntryActs acts;
   const bool down = p.matrix == ExpertMatrix::kDown;
   const uint32_t out_rows = down ? p.hidden : p.width, tiles = TilesOf(out_rows, tile_rows);
@@ -161,7 +204,7 @@ ExpertKernel(ExpertProduct p, uint32_t tile_rows) {
                        .n_rows = rows - first < tile_rows ? rows - first : tile_rows,
                        .n_acts = acts.n,
                        .acts = down ? acts.pair : acts.row};
-    Product<F>(tile, p.source, reinterpret_cast<float*>(DynamicShared()),
+    Product<F>(tile, p.source, reinterpret_cast<float*>(DynamicShared()), span,
                [&](uint32_t row, uint32_t act, float value) {
                  p.out[static_cast<size_t>(acts.pair[act]) * out_rows + begin + first + row] =
                      value;
@@ -171,15 +214,17 @@ ExpertKernel(ExpertProduct p, uint32_t tile_rows) {
 
 template <class F>
 void LaunchGateUp(CUstream_st* stream, const ExpertProduct& product, const ProductShape& shape) {
+  const uint32_t span = SpanOf<F>(shape.tile_rows, product.n_rows, product.source.columns);
   Launch(stream, {product.blocks}, shape.threads,
-         TermBytes<F>(shape.tile_rows, product.n_rows, product.source.columns), &GateUpKernel<F>,
-         product, shape.tile_rows);
+         TermBytesOf<F>(shape.tile_rows, product.n_rows, span), &GateUpKernel<F>, product,
+         shape.tile_rows, span);
 }
 template <class F>
 void LaunchExpert(CUstream_st* stream, const ExpertProduct& product, const ProductShape& shape) {
+  const uint32_t span = SpanOf<F>(shape.tile_rows, product.n_rows, product.source.columns);
   Launch(stream, {product.blocks}, shape.threads,
-         TermBytes<F>(shape.tile_rows, product.n_rows, product.source.columns), &ExpertKernel<F>,
-         product, shape.tile_rows);
+         TermBytesOf<F>(shape.tile_rows, product.n_rows, span), &ExpertKernel<F>, product,
+         shape.tile_rows, span);
 }
 
 // ---- rows of a table as floats
@@ -187,6 +232,8 @@ inline constexpr uint32_t kDequantThreads = 256;
 template <class F>
 LODE_KERNEL(kDequantThreads)
 DequantKernel(DequantRows rows) {
+  LetNextStart();
+  WaitForPrevious();
   const uint32_t i = BlockX() * kDequantThreads + ThreadId(), row = BlockY();
   if (i >= rows.n) return;
   const size_t from =

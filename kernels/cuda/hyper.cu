@@ -9,9 +9,11 @@ namespace lode::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kWarps = kThreads / 32;
+static_assert(kThreads == kWarpColumns);  // a block's columns are whole blocks of every form
 
 LODE_KERNEL(kThreads) RopeTablesKernel(RopeTables rope, const WindowBlock* window) {
+  LetNextStart();
+  WaitForPrevious();
   const uint32_t row = BlockX();
   // Exact: positions stay below 2^24.
   const float p = static_cast<float>(static_cast<int32_t>(window->params.rows[row].position));
@@ -22,88 +24,78 @@ LODE_KERNEL(kThreads) RopeTablesKernel(RopeTables rope, const WindowBlock* windo
   }
 }
 
-// One stream of one row per block.
+// One stream of one row per block. A write that is still due is done on the way.
 LODE_KERNEL(kThreads) HcNormKernel(HcNormArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED float slot;
   float* x = reinterpret_cast<float*>(DynamicShared());
-  const uint32_t row = BlockY(), first = BlockX() * a.hidden, lane = ThreadId() % 32;
+  const uint32_t row = BlockY(), first = BlockX() * a.hidden;
   const size_t at = static_cast<size_t>(row) * a.streams * a.hidden + first;
-  for (uint32_t i = ThreadId(); i < a.hidden; i += kThreads) x[i] = a.wide[at + i];
+  const float inject = a.y != nullptr ? a.inject[row * a.streams + BlockX()] : 0.0f;
+  const float* y = a.y != nullptr ? a.y + static_cast<size_t>(row) * a.hidden : nullptr;
+  for (uint32_t i = ThreadId(); i < a.hidden; i += kThreads) {
+    float r = a.wide[at + i];
+    if (y != nullptr) a.wide[at + i] = r = Fma(inject, y[i], r);
+    x[i] = r;
+  }
   const float scale = BlockRmsScale(x, a.hidden, a.eps, &slot);
-  for (uint32_t base = ThreadId() / 32 * kWarpColumns; base < a.hidden;
-       base += kWarps * kWarpColumns) {
-    const uint32_t column = base + lane * kLaneColumns;
-    float v[kLaneColumns];
-    LODE_UNROLL
-    for (uint32_t i = 0; i < kLaneColumns; ++i) {
-      v[i] = 0.0f;
-      if (column + i < a.hidden) {
-        v[i] = Mul(Mul(x[column + i], scale), a.weight[first + column + i]);
-        a.normed[at + column + i] = v[i];
-      }
-    }
-    if (a.check.window != nullptr)
-      FinishColumns(a.forms, a.check, {row, first + column, column < a.hidden}, row, v);
-  }
+  for (uint32_t i = ThreadId(); i < a.hidden; i += kThreads)
+    a.normed[at + i] = x[i] = Mul(Mul(x[i], scale), a.weight[first + i]);
+  if (a.check.window == nullptr) return;
+  SyncBlock();
+  FinishShared(a.forms, a.check, row, row, first, a.hidden, x);
 }
 
-// Block 0 of a row: u = silu(low / streams). Block t + 1: the write gate of stream t.
+// u = silu(low / streams) in place; the write gates, 2 sigmoid(dot / streams), from the dots that
+// the product left.
 LODE_KERNEL(kThreads) HcGateKernel(HcGateArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
-  LODE_SHARED float stage[2][kDotStage];
-  const uint32_t row = BlockY();
+  LODE_SHARED float u[kThreads];
+  const uint32_t row = BlockY(), t = ThreadId(), column = BlockX() * kThreads + t;
   const float inverse = Div(1.0f, static_cast<float>(a.streams));
-  if (BlockX() > 0) {
-    const uint32_t t = BlockX() - 1, width = a.streams * a.hidden;
-    const float dot =
-        BlockDot(a.normed + static_cast<size_t>(row) * width,
-                 a.inject_weight + static_cast<size_t>(t) * width, width, stage[0], stage[1]);
-    if (ThreadId() == 0) a.inject[row * a.streams + t] = Mul(2.0f, Sigmoid(Mul(dot, inverse)));
-    return;
+  if (BlockX() == 0 && t < a.streams && a.inject != nullptr) {
+    const uint32_t i = row * a.streams + t;
+    a.inject[i] = Mul(2.0f, Sigmoid(Mul(a.inject_dot[i], inverse)));
   }
-  float* low = a.low + static_cast<size_t>(row) * a.rank;
-  for (uint32_t base = ThreadId() / 32 * kWarpColumns; base < a.rank;
-       base += kWarps * kWarpColumns) {
-    const uint32_t column = base + ThreadId() % 32 * kLaneColumns;
-    float v[kLaneColumns];
-    LODE_UNROLL
-    for (uint32_t i = 0; i < kLaneColumns; ++i) {
-      v[i] = 0.0f;
-      if (column + i < a.rank) {
-        v[i] = Silu(Mul(low[column + i], inverse));
-        low[column + i] = v[i];
-      }
-    }
-    FinishColumns(a.forms, a.check, {row, column, column < a.rank}, row, v);
+  if (column < a.rank) {
+    float* low = a.low + static_cast<size_t>(row) * a.rank + column;
+    *low = u[t] = Silu(Mul(*low, inverse));
   }
+  SyncBlock();
+  const uint32_t first = BlockX() * kThreads, left = a.rank - first;
+  FinishShared(a.forms, a.check, row, row, first, left < kThreads ? left : kThreads, u);
 }
 
-// A warp per 256 columns.
-LODE_KERNEL(32) HcMixKernel(HcMixArgs a) {
+LODE_KERNEL(kThreads) HcMixKernel(HcMixArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
-  const uint32_t row = BlockY(), column = BlockX() * kWarpColumns + ThreadId() * kLaneColumns;
+  LODE_SHARED float mixed[kThreads];
+  const uint32_t row = BlockY(), t = ThreadId(), column = BlockX() * kThreads + t;
   const float inverse = Div(1.0f, static_cast<float>(a.streams));
-  const size_t at = static_cast<size_t>(row) * a.streams * a.hidden;
-  float v[kLaneColumns];
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i) {
-    const uint32_t c = column + i;
-    v[i] = 0.0f;
-    if (c >= a.hidden) continue;
-    float x = Mul(Sigmoid(a.up[at + c]), a.normed[at + c]);
+  const size_t at = static_cast<size_t>(row) * a.streams * a.hidden + column;
+  if (column < a.hidden) {
+    float x = Mul(Sigmoid(a.up[at]), a.normed[at]);
     for (uint32_t s = 1; s < a.streams; ++s) {
-      const size_t of_stream = at + s * a.hidden + c;
+      const size_t of_stream = at + s * a.hidden;
       x = Add(x, Mul(Sigmoid(a.up[of_stream]), a.normed[of_stream]));
     }
-    v[i] = Mul(x, inverse);
-    a.x[static_cast<size_t>(row) * a.hidden + c] = v[i];
+    mixed[t] = Mul(x, inverse);
+    a.x[static_cast<size_t>(row) * a.hidden + column] = mixed[t];
   }
-  if (a.check.window != nullptr)
-    FinishColumns(a.forms, a.check, {row, column, column < a.hidden}, row, v);
+  if (a.check.window == nullptr) return;
+  SyncBlock();
+  const uint32_t first = BlockX() * kThreads, left = a.hidden - first;
+  FinishShared(a.forms, a.check, row, row, first, left < kThreads ? left : kThreads, mixed);
 }
 
 LODE_KERNEL(kThreads) HcWriteKernel(HcWriteArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   const uint32_t i = BlockX() * kThreads + ThreadId(), stream = BlockY(), row = BlockZ();
   if (i >= a.hidden) return;
   float* r = a.wide + (static_cast<size_t>(row) * a.streams + stream) * a.hidden + i;
@@ -124,11 +116,10 @@ void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows) 
          args);
 }
 void LaunchHcGate(CUstream_st* stream, const HcGateArgs& args, uint32_t n_rows) {
-  const uint32_t gates = args.inject_weight != nullptr ? args.streams : 0;
-  Launch(stream, {1 + gates, n_rows}, kThreads, 0, &HcGateKernel, args);
+  Launch(stream, {CeilDiv(args.rank, kThreads), n_rows}, kThreads, 0, &HcGateKernel, args);
 }
 void LaunchHcMix(CUstream_st* stream, const HcMixArgs& args, uint32_t n_rows) {
-  Launch(stream, {CeilDiv(args.hidden, kWarpColumns), n_rows}, 32, 0, &HcMixKernel, args);
+  Launch(stream, {CeilDiv(args.hidden, kThreads), n_rows}, kThreads, 0, &HcMixKernel, args);
 }
 void LaunchHcWrite(CUstream_st* stream, const HcWriteArgs& args, uint32_t n_rows) {
   Launch(stream, {CeilDiv(args.hidden, kThreads), args.streams, n_rows}, kThreads, 0,

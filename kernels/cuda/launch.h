@@ -33,10 +33,12 @@ struct MatTask {
   size_t row_bytes = 0;
   float* y = nullptr;  // [row][rows]
   uint32_t rows = 0;
+  Format format = Format::kCount;
   uint32_t first_block = 0;  // filled in by the launch
 };
 inline constexpr uint32_t kMatTasksMax = 6;
-// Matrices of one type that share an input.
+// Matrices that share an input: of one quantised type, and of float types (whatever the launched
+// format is, F32, F16 and BF16 may ride along).
 struct MatBatch {
   MatTask tasks[kMatTasksMax];
   uint32_t n_tasks = 0;
@@ -117,7 +119,10 @@ void LaunchRopeTables(CUstream_st* stream, const RopeTables& rope, const WindowB
                       uint32_t n_rows);
 
 struct HcNormArgs {
-  const float* wide = nullptr;  // [row][streams * hidden]
+  float* wide = nullptr;  // [row][streams * hidden]
+  // A write before the read: wide = inject * y + wide. y null: none is due.
+  const float* y = nullptr;       // [row][hidden]
+  const float* inject = nullptr;  // [row][streams]
   const float* weight = nullptr;
   float* normed = nullptr;
   uint32_t streams = 0, hidden = 0;
@@ -127,15 +132,13 @@ struct HcNormArgs {
 };
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows);
 
-// u = silu(low / streams) in place, and the write gates.
+// u = silu(low / streams) in place, and the write gates from inject_weight . normed.
 struct HcGateArgs {
   float* low = nullptr;  // [row][rank]
-  uint32_t rank = 0;
-  const float* normed = nullptr;         // [row][streams * hidden]
-  const float* inject_weight = nullptr;  // [streams][streams * hidden], null: no gates
-  float* inject = nullptr;               // [row][streams]
-  uint32_t streams = 0, hidden = 0;
-  ActForms forms;  // of u
+  uint32_t rank = 0, streams = 0;
+  const float* inject_dot = nullptr;  // [row][streams]
+  float* inject = nullptr;            // [row][streams], null: no gates
+  ActForms forms;                     // of u
   CheckArgs check;
 };
 void LaunchHcGate(CUstream_st* stream, const HcGateArgs& args, uint32_t n_rows);
@@ -258,7 +261,6 @@ struct AttendLaunch {
   uint32_t cells_max = 0;
   const uint32_t* n_cells = nullptr;
   float* scores = nullptr;       // [row][head][cells_max]
-  float* chunk_top = nullptr;    // [row][head][chunks]
   float* chunk_total = nullptr;  // [row][head][chunks]
   float* chunk_sum = nullptr;    // [row][head][chunks][dim]
   float* out = nullptr;          // [row][head][dim]
@@ -278,10 +280,7 @@ struct SharedHiddenArgs {
   float* gate = nullptr;  // [row][width]: becomes the hidden vector
   const float* up = nullptr;
   uint32_t width = 0;
-  const float* x = nullptr;  // [row][hidden]
-  const float* inject_weight = nullptr;
-  uint32_t hidden = 0;
-  float* inject = nullptr;  // [row]
+  float* inject = nullptr;  // [row]: the gate's dot, becomes sigmoid of it
   ActForms forms;
   CheckArgs check;
 };

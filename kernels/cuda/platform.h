@@ -49,6 +49,23 @@ LODE_DEVICE void SyncBlock() { __syncthreads(); }
 LODE_DEVICE void SyncWarp() { __syncwarp(); }
 LODE_DEVICE void FenceDevice() { __threadfence(); }
 
+// ---- overlap with the launches before and after (Hopper and newer; nothing elsewhere)
+// Waits until the launch before has ended and its writes are visible: before it, a kernel may touch
+// constants only. Every kernel calls it, also one that reads nothing of the launch before, because
+// the launch after it relies on that.
+LODE_DEVICE void WaitForPrevious() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The launch after may start its blocks where there is room.
+LODE_DEVICE void LetNextStart() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+LODE_DEVICE void PrefetchLine(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // ---- exchange inside a warp; all 32 lanes take part
 LODE_DEVICE float ShuffleXor(float x, uint32_t mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);
@@ -112,12 +129,23 @@ LODE_DEVICE uint8_t* DynamicShared() {
 struct Grid {
   uint32_t x, y = 1, z = 1;
 };
+// Set by OpenCard: launches may overlap (WaitForPrevious).
+extern bool launches_overlap;
 template <class... P, class... A>
 inline void Launch(Stream stream, Grid grid, uint32_t threads, size_t shared, void (*kernel)(P...),
                    A... args) {
-  // clang-format off
-  kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared, stream>>>(static_cast<P>(args)...);
-  // clang-format on
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid.x, grid.y, grid.z);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = launches_overlap ? 1 : 0;
+  // Also kept by the runtime: CheckLaunches reports it.
+  (void)cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 
 }  // namespace lode::cuda

@@ -23,6 +23,8 @@ LODE_DEVICE void NormInPlace(float* x, const float* weight, uint32_t n, float ep
 
 // One stream of one row per block.
 LODE_KERNEL(kThreads) PleGateKernel(PleArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED float slot;
   const uint32_t row = BlockY(), n = a.hidden, first = BlockX() * n;
@@ -56,6 +58,8 @@ LODE_KERNEL(kThreads) PleGateKernel(PleArgs a) {
 }
 
 LODE_KERNEL(kThreads) PleConvKernel(PleArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   const uint32_t row = BlockY(), i = BlockX() * kThreads + ThreadId();
   const uint32_t width = a.streams * a.hidden;

@@ -20,9 +20,10 @@
 namespace lode::cuda {
 
 inline constexpr uint32_t kGroupRows = 4;     // weight rows that a thread decodes together
-inline constexpr uint32_t kSpanChunks = 80;   // chunks of 32 columns whose terms fit shared memory
 inline constexpr uint32_t kTileRowsMax = 16;  // weight rows of one block of threads
-inline constexpr uint32_t kProductThreadsMax = 256;
+inline constexpr uint32_t kProductThreadsMax = 512;
+inline constexpr uint32_t kTermBytes =
+    40 * 1024;  // of shared memory: several blocks fit everywhere
 
 // Rows of one product: weights from the tile's first row on, and which activation rows. Rows from
 // `split` on come from a second matrix of the same type (gate and up in one product).
@@ -41,10 +42,16 @@ LODE_DEVICE const uint8_t* RowOf(const Tile& tile, uint32_t row) {
   return r < tile.split ? tile.w + r * tile.row_bytes : tile.w2 + (r - tile.split) * tile.row_bytes;
 }
 
+// Chunks of 32 columns whose terms fit kTermBytes: whole blocks of every type. The odd stride of a
+// chain keeps one float per row free.
+LODE_FN uint32_t SpanChunks(uint32_t tile_rows, uint32_t n_acts, uint32_t n_chunks) {
+  const uint32_t fit = (kTermBytes / (sizeof(float) * tile_rows * n_acts) - 1) / 8 * 8;
+  return n_chunks < fit ? n_chunks : fit;
+}
 // Terms of one (row, activation row) lie this many floats apart: odd, so that neighbouring chains
 // meet different banks.
-LODE_FN uint32_t TermStride(uint32_t chunks_per_block, uint32_t n_chunks) {
-  return ((n_chunks < kSpanChunks ? n_chunks : kSpanChunks) / chunks_per_block) | 1u;
+LODE_FN uint32_t TermStride(uint32_t chunks_per_block, uint32_t span_chunks) {
+  return (span_chunks / chunks_per_block) | 1u;
 }
 
 // Sums of four rows over the kChunks lanes of a block: lane k ends with row k % 4 in v[0], and, of
@@ -171,15 +178,26 @@ LODE_DEVICE void UnitTerms(const Tile& tile, const ActForm& form, uint32_t group
   }
 }
 
-// terms[0..n) added in order to `sum`. Reads run ahead of the additions.
+// terms[0..n) added in order to `sum`. The next terms are read while these are added.
 LODE_DEVICE float AddTerms(float sum, const float* terms, uint32_t n) {
+  constexpr uint32_t kBatch = 8;
+  float t[kBatch];
   uint32_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    float t[8];
+  if (n >= kBatch) {
     LODE_UNROLL
-    for (int j = 0; j < 8; ++j) t[j] = terms[i + j];
+    for (uint32_t j = 0; j < kBatch; ++j) t[j] = terms[j];
+    for (; i + 2 * kBatch <= n; i += kBatch) {
+      float next[kBatch];
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kBatch; ++j) next[j] = terms[i + kBatch + j];
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kBatch; ++j) sum = canonical::Add(sum, t[j]);
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kBatch; ++j) t[j] = next[j];
+    }
     LODE_UNROLL
-    for (int j = 0; j < 8; ++j) sum = canonical::Add(sum, t[j]);
+    for (uint32_t j = 0; j < kBatch; ++j) sum = canonical::Add(sum, t[j]);
+    i += kBatch;
   }
   for (; i < n; ++i) sum = canonical::Add(sum, terms[i]);
   return sum;
@@ -187,17 +205,17 @@ LODE_DEVICE float AddTerms(float sum, const float* terms, uint32_t n) {
 
 // sink(row, act, value) is called once for each, by some thread. The block's threads all call this;
 // ThreadCount() >= n_rows * n_acts. `terms`: n_rows * n_acts * TermStride floats of shared memory,
-// free again behind the next barrier.
+// free again behind the next barrier; span: SpanChunks of the launch.
 template <class F, class Sink>
 LODE_DEVICE void QuantisedProduct(const Tile& tile, const ActSource& source, float* terms,
-                                  const Sink& sink) {
+                                  uint32_t span_chunks, const Sink& sink) {
   const uint32_t n_chunks = source.columns / 32;
   const uint32_t groups = (tile.n_rows + kGroupRows - 1) / kGroupRows;
-  const uint32_t stride = TermStride(F::kChunks, n_chunks);
+  const uint32_t stride = TermStride(F::kChunks, span_chunks);
   const uint32_t chain = ThreadId(), chains = tile.n_rows * tile.n_acts;
   float sum = 0;
-  for (uint32_t first = 0; first < n_chunks; first += kSpanChunks) {
-    const uint32_t span = n_chunks - first < kSpanChunks ? n_chunks - first : kSpanChunks;
+  for (uint32_t first = 0; first < n_chunks; first += span_chunks) {
+    const uint32_t span = n_chunks - first < span_chunks ? n_chunks - first : span_chunks;
     const uint32_t units = groups * span;
     if (first != 0) SyncBlock();  // the terms of the last span have been added
     for (uint32_t base = ThreadId() / 32 * 32; base < units; base += ThreadCount()) {
@@ -264,11 +282,11 @@ LODE_DEVICE void FloatProduct(const Tile& tile, const ActSource& source, const S
 
 template <class F, class Sink>
 LODE_DEVICE void Product(const Tile& tile, const ActSource& source, float* terms,
-                         const Sink& sink) {
+                         uint32_t span_chunks, const Sink& sink) {
   if constexpr (F::kBlock == 1) {
     FloatProduct<F>(tile, source, sink);
   } else {
-    QuantisedProduct<F>(tile, source, terms, sink);
+    QuantisedProduct<F>(tile, source, terms, span_chunks, sink);
   }
 }
 

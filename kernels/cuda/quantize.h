@@ -92,4 +92,19 @@ LODE_DEVICE void FinishColumns(const ActForms& forms, const CheckArgs& check, co
   if (!finite && ThreadId() % 32 == 0) ReportNotFinite(check, window_row);
 }
 
+// A block's share: v[n] in shared memory are columns first_column .. of one row; all threads come
+// here after a barrier. Segments of 256 columns go to the block's warps in turn.
+LODE_DEVICE void FinishShared(const ActForms& forms, const CheckArgs& check, uint32_t form_row,
+                              uint32_t window_row, uint32_t first_column, uint32_t n,
+                              const float* v) {
+  for (uint32_t base = ThreadId() / 32 * kWarpColumns; base < n;
+       base += ThreadCount() / 32 * kWarpColumns) {
+    const uint32_t at = base + ThreadId() % 32 * kLaneColumns;
+    float lane[kLaneColumns];
+    LODE_UNROLL
+    for (uint32_t i = 0; i < kLaneColumns; ++i) lane[i] = at + i < n ? v[at + i] : 0.0f;
+    FinishColumns(forms, check, {form_row, first_column + at, at < n}, window_row, lane);
+  }
+}
+
 }  // namespace lode::cuda

@@ -18,6 +18,8 @@ LODE_DEVICE uint64_t RankOf(uint32_t bits, uint32_t id) {
 }
 
 LODE_KERNEL(32) RouteKernel(RouteArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED uint32_t probability[kExpertsMax];  // bits
   const uint32_t row = BlockX(), lane = ThreadId();
@@ -63,6 +65,8 @@ LODE_KERNEL(32) RouteKernel(RouteArgs a) {
 }
 
 LODE_KERNEL(kThreads) CombineKernel(CombineArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   using namespace canonical;
   const uint32_t row = BlockY(), i = BlockX() * kThreads + ThreadId();
   if (i >= a.hidden) return;

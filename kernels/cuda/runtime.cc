@@ -8,7 +8,14 @@
 #include "shared/base/check.h"
 
 namespace lode::cuda {
+
+extern bool launches_overlap;
+bool launches_overlap = false;
+
 namespace {
+
+constexpr uint32_t kOverlapCapability =
+    90;  // programmatic dependent launch; asked for, as no card has run it yet
 
 Status Failed(cudaError_t error, const char* what) {
   cudaGetLastError();  // an error that can be cleared must not surface at a later call
@@ -48,6 +55,8 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   facts.capability = static_cast<uint32_t>(10 * prop.major + prop.minor);
   facts.multiprocessors = static_cast<uint32_t>(prop.multiProcessorCount);
   facts.shared_bytes_per_block = prop.sharedMemPerBlock;
+  launches_overlap =
+      facts.capability >= kOverlapCapability && std::getenv("LODE_CUDA_OVERLAP") != nullptr;
   size_t free_bytes = 0, total_bytes = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes); e != cudaSuccess)
     return Failed(e, "opening the CUDA card");

@@ -82,8 +82,12 @@ double ProductUs(const TestCard& card, Format format, const Shape& m, uint32_t a
   }
   const Replay r = Measure(card.stream(), [&] {
     for (uint32_t i = 0; i < copies; ++i) {
-      batch.tasks[0] = {weights.as<uint8_t>() + i * stride, RowBytes(format, m.columns),
-                        y.as<float>(), m.rows, 0};
+      batch.tasks[0] = {weights.as<uint8_t>() + i * stride,
+                        RowBytes(format, m.columns),
+                        y.as<float>(),
+                        m.rows,
+                        format,
+                        0};
       cuda::KernelsOf(format).mat(card.stream(), batch, shape);
     }
   });

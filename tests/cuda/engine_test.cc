@@ -216,7 +216,7 @@ TEST_P(CudaWidthTest, FullWidth) {
 }
 INSTANTIATE_TEST_SUITE_P(Packs, CudaWidthTest,
                          ::testing::Values("q2_0", "iq2_xs", "iq3_s", "ud_q3_k_xl", "ud_q4_k_xl",
-                                           "Q6_K", "IQ4_XS", "Q4_0", "f32", "f16", "bf16"),
+                                           "q6_k", "iq4_xs", "q4_0", "f32", "f16", "bf16"),
                          [](const auto& info) { return std::string(info.param); });
 
 // A value that is not finite: the same layer and row as the cpu device names.

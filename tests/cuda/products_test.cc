@@ -184,7 +184,7 @@ TEST_P(CudaProducts, EqualTheCpu) {
         // Fibers are slow.
         if (!card_.real() && n_acts % 3 != 1 && (shape.tile_rows != 16 || n_acts != 8)) continue;
         cuda::MatBatch batch;
-        batch.tasks[0] = {dw.as<uint8_t>(), RowBytes(format, n), dy.as<float>(), kRows, 0};
+        batch.tasks[0] = {dw.as<uint8_t>(), RowBytes(format, n), dy.as<float>(), kRows, format, 0};
         batch.n_tasks = 1;
         batch.n_rows = n_acts;
         batch.source = {dx.as<float>(), n, n, forms.form};

@@ -102,7 +102,8 @@ class TestCard {
 
 // Tile shapes that cover every path: fewer and more units than threads, odd tiles, partial groups.
 inline std::vector<cuda::ProductShape> Shapes() {
-  return {{1, 32}, {3, 64}, {4, 32}, {4, 96}, {5, 160}, {8, 128}, {12, 96}, {16, 128}, {16, 256}};
+  return {{1, 32},  {3, 64},   {4, 32},   {4, 96},  {5, 160}, {8, 128},
+          {12, 96}, {16, 128}, {16, 256}, {4, 320}, {16, 512}};
 }
 
 }  // namespace lode::testing

@@ -63,6 +63,9 @@ LODE_DEVICE uint32_t GridZ() { return emulated::Here().grid.z; }
 LODE_DEVICE void SyncBlock() { emulated::BarrierBlock(); }
 LODE_DEVICE void SyncWarp() { emulated::BarrierWarp(); }
 LODE_DEVICE void FenceDevice() {}
+LODE_DEVICE void WaitForPrevious() {}
+LODE_DEVICE void LetNextStart() {}
+LODE_DEVICE void PrefetchLine(const void*) {}
 
 LODE_DEVICE uint32_t ShuffleFrom(uint32_t x, uint32_t lane) {
   return static_cast<uint32_t>(emulated::Exchange(x, lane));
