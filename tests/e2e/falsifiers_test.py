@@ -26,6 +26,7 @@ class Falsifiers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.stack = Stack(BIN)
+        cls.stack.wait_ready()
 
     @classmethod
     def tearDownClass(cls):
