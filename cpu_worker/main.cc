@@ -3,6 +3,7 @@
 // workers (shared/control/worker_main.h); this file says what is the CPU worker's own.
 #include "cpu_worker/cpu_worker.h"
 #include "shared/base/fault.h"
+#include "shared/base/process_limits.h"
 #include "shared/control/worker_main.h"
 
 namespace {
@@ -37,6 +38,7 @@ class CpuBody : public lode::WorkerBody {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lode::InstallLastWords("lode-cpu-worker");
   return lode::RunWorker(argc, argv,
                          {"lode-cpu-worker", lode::WorkerRole::kCpu, [](const auto& identity) {
                             return std::make_unique<CpuBody>(identity);

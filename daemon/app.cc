@@ -72,6 +72,7 @@ Status App::OpenModel() {
        {std::pair{"bos_token", tokenizer_->bos_id()}, {"eos_token", tokenizer_->eos_id()}}) {
     if (id >= 0) chat.special_tokens.emplace_back(name, std::string(tokenizer_->TokenBytes(id)));
   }
+  chat.control_tokens = tokenizer_->ControlNames();
   auto made = ChatTemplate::Create(tokenizer_data_.chat_template, chat);
   if (made.ok())
     chat_template_ = std::move(*made);
@@ -88,14 +89,30 @@ Status App::StartEngine() {
       EngineSetup setup,
       MakeSetup(options_, *source_, topology, dir_.control_path + "/workers.sock", worker_dir));
   spdlog::info("{}", setup.summary);
+  const Tunables& chosen = setup.scheduler.tunables;
+  const TuningDefaults defaults = {chosen.vram_budget_bytes, chosen.pull_share};
+  setup.scheduler.facts["admin_socket"] = AdminSocket();
   LODE_ASSIGN_OR_RETURN(supervisor_, Supervisor::Create(std::move(setup.supervisor)));
   scheduler_ =
       std::make_unique<Scheduler>(std::move(setup.scheduler), supervisor_.get(), tokenizer_.get());
+  tuning_ = std::make_unique<Tuning>(options_, defaults, [this](const TunablesChange& change) {
+    return scheduler_->SetTunables(change);
+  });
   supervisor_->Start();
   return OkStatus();
 }
 
+// Absolute: clients with another working folder read it in the status.
+std::string App::AdminSocket() const {
+  std::error_code error;
+  const auto path = std::filesystem::absolute(dir_.control_path + "/admin.sock", error);
+  return error ? dir_.control_path + "/admin.sock" : path.string();
+}
+
 Status App::StartServices() {
+  LODE_ASSIGN_OR_RETURN(admin_, AdminServer::Start(AdminSocket(), [this](const auto& changes) {
+                          return tuning_->Tune(changes);
+                        }));
   ApiContext context;
   context.options = &options_;
   context.source = source_.get();
@@ -183,6 +200,7 @@ void App::Stop() {
   }
   if (api_) api_->Shutdown(In(kApiShutdownSeconds));
   api_.reset();
+  admin_.reset();
   if (supervisor_) supervisor_->Stop();
   scheduler_.reset();
   supervisor_.reset();

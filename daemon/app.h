@@ -5,12 +5,14 @@
 #include <memory>
 #include <string>
 
+#include "daemon/api/admin_server.h"
 #include "daemon/api/api.h"
 #include "daemon/chat_template.h"
 #include "daemon/runtime_dir.h"
 #include "daemon/scheduler.h"
 #include "daemon/setup.h"
 #include "daemon/supervisor.h"
+#include "daemon/tuning.h"
 #include "shared/config/config.h"
 
 namespace lode {
@@ -34,6 +36,7 @@ class App {
 
  private:
   bool SignalPending();
+  std::string AdminSocket() const;
   void TellLoading(const std::string& text);
   void ApplyInstructionSets();
 
@@ -45,6 +48,8 @@ class App {
   std::unique_ptr<ChatTemplate> chat_template_;
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Tuning> tuning_;
+  std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<ApiServer> api_;
   bool stopping_ = false;  // a signal came
 };

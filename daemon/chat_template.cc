@@ -22,6 +22,7 @@ constexpr const char* kHelperName = "lode-template-helper.py";
 // JSON escapes at most six bytes for one ("\u0000"), and the answer has a frame around the text.
 constexpr size_t kEscapeFactor = 6;
 constexpr size_t kAnswerFrameBytes = 64 * 1024;
+constexpr size_t kDeadlineBytes = 1 << 20;
 // Tool schemas nest about ten levels. JSON libraries on both sides recurse, so a bound is needed;
 // Python's is near 300.
 constexpr size_t kJsonDepthMax = 64;
@@ -59,7 +60,7 @@ size_t JsonDepth(const std::string& text) {
 Status CheckJson(const std::string& text, char opening, const std::string& what) {
   if (!json::accept(text)) return InvalidArgument("{} is not valid JSON", what);
   if (JsonDepth(text) > kJsonDepthMax) {
-    return InvalidArgument("{} nests more than {} levels deep", what, kJsonDepthMax);
+    return InvalidArgument("in {} values nest more than {} levels deep", what, kJsonDepthMax);
   }
   if (opening != '\0' && JsonKind(text) != opening) {
     return InvalidArgument("{} must be a JSON {}", what, opening == '[' ? "array" : "object");
@@ -151,7 +152,7 @@ ChatTemplate::~ChatTemplate() {
   if (thread_.joinable()) thread_.join();
 }
 
-StatusOr<std::string> ChatTemplate::Render(const ChatRequest& request) {
+StatusOr<RenderedChat> ChatTemplate::Render(const ChatRequest& request) {
   LODE_ASSIGN_OR_RETURN(std::string text, RequestJson(request));
   LODE_ASSIGN_OR_RETURN(std::string answer, RunJob(std::move(text)));
   return ReadAnswer(answer);
@@ -179,18 +180,24 @@ StatusOr<std::string> ChatTemplate::RequestJson(const ChatRequest& request) cons
 
   json variables = json::object();
   if (!request.variables_json.empty()) {
-    LODE_RETURN_IF_ERROR(CheckJson(request.variables_json, '{', "the template's variables"));
+    LODE_RETURN_IF_ERROR(
+        CheckJson(request.variables_json, '{', "the list of the template's variables"));
     variables = json::parse(request.variables_json, nullptr, /*allow_exceptions=*/false);
-  }
-  for (const auto& [name, value] : options_.special_tokens) {
-    if (!variables.contains(name)) variables[name] = value;
   }
   variables["add_generation_prompt"] = request.add_generation_prompt;
   AppendMember("variables",
                variables.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace),
                &out);
+  json names = json::object();
+  for (const auto& [name, value] : options_.special_tokens) names[name] = value;
+  AppendMember("special_tokens",
+               names.dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace), &out);
+  AppendMember("control_tokens",
+               json(options_.control_tokens)
+                   .dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace),
+               &out);
   AppendMember("output_bytes_max", std::to_string(options_.output_bytes_max), &out);
-  auto seconds = std::chrono::ceil<std::chrono::seconds>(options_.deadline).count();
+  auto seconds = std::chrono::ceil<std::chrono::seconds>(DeadlineFor(out.size())).count();
   AppendMember("cpu_seconds", std::to_string(seconds), &out);
   out.push_back('}');
   if (out.size() > options_.request_bytes_max) {
@@ -198,6 +205,12 @@ StatusOr<std::string> ChatTemplate::RequestJson(const ChatRequest& request) cons
                              out.size(), options_.request_bytes_max);
   }
   return out;
+}
+
+// The ordinary case is a few kilobytes in well below a millisecond; a conversation of many
+// megabytes is read, walked and written several times on its way.
+std::chrono::milliseconds ChatTemplate::DeadlineFor(size_t request_bytes) const {
+  return options_.deadline * (1 + request_bytes / kDeadlineBytes);
 }
 
 StatusOr<std::string> ChatTemplate::RunJob(std::string request) {
@@ -227,16 +240,18 @@ void ChatTemplate::Serve() {
     Job* job = std::exchange(job_, nullptr);
     lock.unlock();
     StatusOr<std::string> answer = std::string();
+    const auto deadline = DeadlineFor(job->request.size());
     Status started = process_->Start();
     if (!started.ok()) {
       answer = started;
     } else if (!job->request.empty()) {
       answer = process_->Exchange(job->request, answer_bytes_max,
-                                  TemplateProcess::Clock::now() + options_.deadline);
+                                  TemplateProcess::Clock::now() + deadline);
     }
     if (started.ok() && absl::IsDeadlineExceeded(answer.status())) {
-      answer =
-          DeadlineExceeded("the chat template did not end within {} ms", options_.deadline.count());
+      answer = DeadlineExceeded(
+          "the chat template did not end within {} ms on a conversation of {} bytes",
+          deadline.count(), job->request.size());
     } else if (started.ok() && !answer.ok()) {
       answer = Unavailable("the chat template helper failed while rendering: {}",
                            Message(answer.status()));
@@ -250,7 +265,7 @@ void ChatTemplate::Serve() {
   process_->Stop();
 }
 
-StatusOr<std::string> ChatTemplate::ReadAnswer(const std::string& answer) {
+StatusOr<RenderedChat> ChatTemplate::ReadAnswer(const std::string& answer) {
   json body = json::parse(answer, nullptr, /*allow_exceptions=*/false);
   if (!body.is_object() || !body.contains("ok") || !body["ok"].is_boolean()) {
     return Unavailable("the chat template helper answered something unreadable");
@@ -259,7 +274,18 @@ StatusOr<std::string> ChatTemplate::ReadAnswer(const std::string& answer) {
     return body.contains(key) && body[key].is_string() ? body[key].get<std::string>()
                                                        : std::string();
   };
-  if (body["ok"].get<bool>()) return text("text");
+  if (body["ok"].get<bool>()) {
+    RenderedChat rendered;
+    rendered.text = text("text");
+    if (const auto marks = body.find("marks"); marks != body.end() && marks->is_array()) {
+      for (const json& mark : *marks) {
+        if (!mark.is_number_unsigned())
+          return Unavailable("the chat template helper answered something unreadable");
+        rendered.marks.push_back(mark.get<size_t>());
+      }
+    }
+    return rendered;
+  }
   std::string kind = text("kind"), error = text("error");
   if (kind == "raised") return InvalidArgument("the chat template refuses the messages: {}", error);
   if (kind == "limit") return ResourceExhausted("the chat template was stopped: {}", error);

@@ -33,7 +33,11 @@ struct ChatTemplateOptions {
   std::string script_path;  // empty: DefaultTemplateHelperPath()
   // Names the template may use, e.g. {"bos_token", "<|endoftext|>"}.
   std::vector<std::pair<std::string, std::string>> special_tokens;
-  std::chrono::milliseconds deadline{2000};  // one rendering
+  // Spellings of the model's control tokens. Only the template's own text may produce them: a
+  // message that spells one stays text (RenderedChat::marks). Tags that the template itself looks
+  // for in messages, "<think>" for one, are let through.
+  std::vector<std::string> control_tokens;
+  std::chrono::milliseconds deadline{2000};  // one rendering; as much again per MiB of the request
   std::chrono::milliseconds start_timeout{
       10'000};  // start of the helper; slow only while a disk is busy
   std::chrono::milliseconds queue_timeout{10'000};  // turn among the callers
@@ -62,6 +66,13 @@ struct ChatRequest {
   bool add_generation_prompt = true;
 };
 
+struct RenderedChat {
+  std::string text;
+  // Byte offsets, ascending: no control token of `text` lies across one (begin < mark < end). They
+  // stand inside the spellings that came from the client.
+  std::vector<size_t> marks;
+};
+
 class ChatTemplate {
  public:
   // `source` is the template's text. Starts the helper, so that a machine without Jinja is found at
@@ -78,7 +89,7 @@ class ChatTemplate {
   //   request is no JSON ResourceExhausted: a limit of size, memory or nesting DeadlineExceeded: it
   //   did not end in time Unavailable: the helper died or too many callers wait; trying again is
   //   sensible FailedPrecondition: the helper cannot be started any more
-  StatusOr<std::string> Render(const ChatRequest& request);
+  StatusOr<RenderedChat> Render(const ChatRequest& request);
 
   uint64_t helper_starts();  // 1 unless a helper had to be replaced
 
@@ -89,7 +100,8 @@ class ChatTemplate {
   StatusOr<std::string> RequestJson(const ChatRequest& request) const;
   StatusOr<std::string> RunJob(std::string request);  // an empty request only starts the helper
   void Serve();                                       // the thread
-  static StatusOr<std::string> ReadAnswer(const std::string& answer);
+  static StatusOr<RenderedChat> ReadAnswer(const std::string& answer);
+  std::chrono::milliseconds DeadlineFor(size_t request_bytes) const;
 
   const std::string source_;
   const ChatTemplateOptions options_;

@@ -2,6 +2,7 @@
 #include "daemon/commit.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "shared/base/check.h"
 
@@ -79,7 +80,8 @@ void AppendToken(const RowResult& row, uint64_t now_ns, Sequence* sequence, Comm
 
 // A prompt row's own report: its argmax, and the log probability of the token that follows.
 void RecordPromptRow(const RowPlan& plan, const RowResult& row, Sequence* sequence) {
-  if (sequence->prompt_out.empty()) sequence->prompt_out.push_back({sequence->tokens[0], 0.0f, {}});
+  if (sequence->prompt_reported++ == 0)
+    sequence->prompt_out.push_back({sequence->tokens[0], 0.0f, {}});
   sequence->prompt_argmax.push_back(row.argmax);
   if (plan.target >= 0) {
     sequence->prompt_out.push_back(
@@ -90,15 +92,21 @@ void RecordPromptRow(const RowPlan& plan, const RowResult& row, Sequence* sequen
 void CommitPromptRow(const RowPlan& plan, const RowResult& row, uint64_t now_ns, Sequence* sequence,
                      Committed* out) {
   const bool wanted =
-      sequence->request.prompt_logprobs && plan.position == sequence->prompt_argmax.size();
+      sequence->request.prompt_logprobs && plan.position == sequence->prompt_reported;
   if (!wanted || plan.position >= sequence->prompt_size()) return;
   RecordPromptRow(plan, row, sequence);
-  if (plan.position + 1 != sequence->prompt_size()) return;
-  out->event.prompt_tokens = std::move(sequence->prompt_out);
-  out->event.prompt_argmax =
-      sequence->prompt_argmax;  // its size remembers that the report is complete
+  const bool last = plan.position + 1 == sequence->prompt_size();
+  if (!last && sequence->prompt_argmax.size() < kPromptPartRows) return;
+  StreamEvent& event = out->event;  // holds a part already when one ended in this very window
+  std::move(sequence->prompt_out.begin(), sequence->prompt_out.end(),
+            std::back_inserter(event.prompt_tokens));
+  event.prompt_argmax.insert(event.prompt_argmax.end(), sequence->prompt_argmax.begin(),
+                             sequence->prompt_argmax.end());
+  sequence->prompt_out.clear();
+  sequence->prompt_argmax.clear();
   out->has_event = true;
-  if (sequence->scoring_only()) Finish(sequence, FinishReason::kLength, OkStatus(), now_ns, out);
+  if (last && sequence->scoring_only())
+    Finish(sequence, FinishReason::kLength, OkStatus(), now_ns, out);
 }
 
 void AddTiming(const WindowPlan& plan, const WindowResult& result, Sequence* sequence) {

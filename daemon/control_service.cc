@@ -14,6 +14,7 @@
 #include "shared/base/limits.h"
 #include "shared/base/log.h"
 #include "shared/base/version.h"
+#include "shared/control/grpc_log.h"
 
 namespace lode {
 namespace {
@@ -37,6 +38,7 @@ void FillLoadPlan(const LoadPlan& plan, pb::LoadPlan* out) {
   out->set_context(plan.context);
   out->set_vram_budget_bytes(plan.vram_budget_bytes);
   out->set_profile(plan.profile);
+  out->set_save_profile(plan.save_profile);
   out->set_spin_us(plan.spin_us);
   out->set_wait_ms(plan.wait_ms);
   out->set_wait_max_ms(plan.wait_max_ms);
@@ -76,6 +78,7 @@ class ControlServerImpl final : public ControlServer, public pb::ControlService:
           sizeof(sockaddr_un::sun_path) - 1);
     }
     unlink(path.c_str());  // of a daemon that died; a live one holds the runtime folder's lock
+    SilenceGrpcLog();
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials());
     builder.RegisterService(this);

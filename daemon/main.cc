@@ -5,9 +5,15 @@
 
 #include "daemon/app.h"
 #include "shared/base/log.h"
+#include "shared/base/process_limits.h"
 #include "shared/base/version.h"
 
 namespace {
+
+// Before the model: libraries, threads and sockets of a daemon with a few workers and clients. What
+// the model needs on top is asked for when its size is known, and refused with its name.
+constexpr lode::LimitNeeds kNeeds = {
+    .open_files = 64, .address_space_bytes = 2ull << 30, .file_bytes = 1 << 20};
 
 int Print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
@@ -31,6 +37,7 @@ lode::Status Live(lode::App& app) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lode::InstallLastWords("loded");
   const auto line = lode::ParseCommandLine({argv + 1, argv + argc});
   if (!line.ok()) {
     std::fprintf(stderr, "loded: %s\n", lode::Message(line.status()).c_str());
@@ -42,6 +49,10 @@ int main(int argc, char** argv) {
   if (line->action == Action::kPrintMarkdown) return Print(lode::OptionsMarkdown());
   if (line->action == Action::kPrintExampleToml) return Print(lode::ExampleToml());
 
+  if (const lode::Status limits = lode::CheckProcessLimits(kNeeds); !limits.ok()) {
+    std::fprintf(stderr, "loded: %s\n", lode::Message(limits).c_str());
+    return 1;
+  }
   lode::InitLog("loded", line->options.log_level);
   spdlog::info("loded {} {}", lode::kVersion, lode::ChangedOptions(line->options));
   lode::App::TakeSignals();

@@ -89,7 +89,7 @@ StatusOr<std::unique_ptr<Pretokenizer>> Pretokenizer::Create(std::string_view na
 Pretokenizer::~Pretokenizer() { pcre2_code_free(static_cast<pcre2_code*>(code_)); }
 
 Status Pretokenizer::Split(std::string_view text,
-                           const std::function<void(std::string_view)>& word) const {
+                           const std::function<bool(std::string_view)>& word) const {
   const pcre2_code* code = static_cast<const pcre2_code*>(code_);
   MatchState state(code);
   auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
@@ -111,10 +111,10 @@ Status Pretokenizer::Split(std::string_view text,
     // The alternatives cover every character, so a gap cannot happen; if one did, it would be a
     // word of its own.
     size_t begin = rc < 0 ? text.size() : span[0];
-    if (begin > at) word(text.substr(at, begin - at));
+    if (begin > at && !word(text.substr(at, begin - at))) return OkStatus();
     size_t end = rc < 0 ? begin : span[1];
     LODE_CHECK(end > at, "the pre-tokenizer does not advance at byte {}", at);
-    if (end > begin) word(text.substr(begin, end - begin));
+    if (end > begin && !word(text.substr(begin, end - begin))) return OkStatus();
     at = end;
   }
   return OkStatus();

@@ -23,8 +23,9 @@ class Pretokenizer {
   Pretokenizer(const Pretokenizer&) = delete;
   Pretokenizer& operator=(const Pretokenizer&) = delete;
 
-  // Calls `word` for each word in order; together they are the text. REQUIRES: valid UTF-8.
-  Status Split(std::string_view text, const std::function<void(std::string_view)>& word) const;
+  // Calls `word` for each word in order until it returns false; together they are the text.
+  // REQUIRES: valid UTF-8.
+  Status Split(std::string_view text, const std::function<bool(std::string_view)>& word) const;
 
  private:
   explicit Pretokenizer(void* code) : code_(code) {}

@@ -96,10 +96,14 @@ struct FinishEvent {
   uint64_t logits_hash = 0;
 };
 
+// A long prompt's report travels while the prompt runs, so that nobody holds all of it at once.
+inline constexpr uint32_t kPromptPartRows = 256;
+
 struct StreamEvent {
   std::string text;                    // whole UTF-8 characters, never the start of a stop string
   std::vector<TokenOut> tokens;
-  std::vector<TokenOut> prompt_tokens; // prompt_logprobs: one event with all of them
+  // prompt_logprobs: the prompt's tokens and the model's choice after each, in parts of about kPromptPartRows.
+  std::vector<TokenOut> prompt_tokens;
   std::vector<int32_t> prompt_argmax;
   std::optional<FinishEvent> finish;   // last event
 };
@@ -138,6 +142,7 @@ struct EngineSnapshot {                // for Status and metrics; a copy, any th
     std::string name, state, detail;
     int pid = 0;
     uint32_t restarts = 0;
+    std::map<std::string, double> statistics = {};  // the worker's own counts, some seconds old
   };
   std::string state, detail;           // loading, ready, degraded, draining
   double load_progress = 0;

@@ -2,15 +2,36 @@
 // one per worker.
 //
 // A worker that was serving comes back at once; one that keeps ending waits longer each time, so a
-// crash loop costs little. A worker that cannot load says why, and the same reason three times is
-// final: it will not go away by itself. Supervisor thread; no clock, times are given.
+// crash loop costs little. A worker that cannot load says why. A reason that will not go away by
+// itself (a bad model, a wrong option, too little memory) is final at once when the worker has
+// never served; any other when it is given three times. Supervisor thread; no clock, times are
+// given.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 
+#include "shared/base/status.h"
+
 namespace lode {
+
+// Errors of loading that another try meets again: they are about the model, the options, the
+// machine's limits. The others (a disk, a peer, an end without words) may pass.
+inline bool IsPermanent(StatusCode code) {
+  switch (code) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kNotFound:
+    case StatusCode::kPermissionDenied:
+    case StatusCode::kResourceExhausted:
+    case StatusCode::kFailedPrecondition:
+    case StatusCode::kOutOfRange:
+    case StatusCode::kUnimplemented:
+      return true;
+    default:
+      return false;
+  }
+}
 
 class RestartPolicy {
  public:
@@ -33,8 +54,9 @@ class RestartPolicy {
   }
 
   // The process ended. `served_ns`: how long it had been ready, 0 = never. `text`: why, without
-  // numbers that change.
-  Decision Ended(uint64_t served_ns, const std::string& text) {
+  // numbers that change. `permanent`: the reason will not go away (IsPermanent).
+  Decision Ended(uint64_t served_ns, const std::string& text, bool permanent = false) {
+    served_ |= served_ns > 0;
     if (served_ns >= kStableNs) failures_ = same_ = stuck_ = 0;
     ++failures_;
     if (served_ns > 0) {
@@ -45,7 +67,10 @@ class RestartPolicy {
       last_text_ = text;
     }
     Decision decision;
-    decision.give_up = same_ >= kSameLoadFailuresMax || failures_ >= kFailuresMax;
+    // What has served may do so again, whatever the reason looks like: files come back, memory is
+    // freed.
+    decision.give_up =
+        (permanent && !served_) || same_ >= kSameLoadFailuresMax || failures_ >= kFailuresMax;
     const uint32_t again = failures_ - 1;
     if (again > 0 || served_ns == 0) {
       decision.delay_ns = std::min(kLongestDelayNs, kFirstDelayNs << std::min(again, 10u));
@@ -54,6 +79,7 @@ class RestartPolicy {
   }
 
  private:
+  bool served_ = false;  // ever
   uint32_t failures_ = 0, same_ = 0;
   uint32_t stuck_ = 0;  // since the last stable time
   std::string last_text_;

@@ -56,7 +56,8 @@ Scheduler::Scheduler(SchedulerConfig config, Fleet* fleet, const Tokenizer* toke
       kv_(config_.kv_blocks),
       drafts_(config_.drafts),
       runner_(fleet,
-              RunnerConfig{config_.spin_ns, static_cast<uint64_t>(config_.watchdog_seconds * 1e9)},
+              RunnerConfig{config_.spin_ns, static_cast<uint64_t>(config_.watchdog_seconds * 1e9),
+                           [this] { ReleaseOver(); }},
               &stop_) {
   LODE_CHECK(config_.sequences >= 1 && config_.sequences <= kSequenceSlotsMax, "{} sequences",
              config_.sequences);
@@ -160,8 +161,7 @@ StatusOr<std::shared_ptr<RequestStream>> Scheduler::Enqueue(Request request, boo
       std::min(config_.sequences, view_.running);  // slots the queue's head will take
   if (queue_.size() >= config_.queue + unfilled) {
     return ResourceExhausted(
-        "{} requests are waiting, which is the limit (option queue); try again later",
-        queue_.size());
+        "the queue is full: {} requests may wait (option queue); try again later", config_.queue);
   }
   queue_.push_back(std::move(sequence));
   poked_ = true;
@@ -221,7 +221,7 @@ Status Scheduler::WarmUp(uint64_t deadline_ns) {
   request.id = "warm-up";
   request.prompt = {0, 0};  // any tokens do; two, so that a prompt row and the picking row both run
   request.sampling = GreedySampling();
-  request.max_tokens = 2;
+  request.max_tokens = kWarmUpTokens - static_cast<uint32_t>(request.prompt.size());
   LODE_ASSIGN_OR_RETURN(auto stream, Enqueue(std::move(request), true));
   StreamEvent event;
   uint32_t tokens = 0;

@@ -30,9 +30,12 @@
 
 namespace lode {
 
+// Tokens of the warm-up request, prompt and answer: a context must hold them.
+inline constexpr uint32_t kWarmUpTokens = 4;
+
 struct SchedulerConfig {
   uint32_t vocab = 0;
-  uint32_t context = 0;    // tokens of one request, prompt and answer
+  uint32_t context = 0;    // tokens of one request, prompt and answer; >= kWarmUpTokens
   uint32_t sequences = 1;  // device slots, <= kSequenceSlotsMax
   uint32_t kv_blocks = 1;
   uint32_t queue = 0;  // requests that may wait
@@ -81,7 +84,7 @@ class Scheduler : public Engine {
   // Ends the loop; open streams get a last event.
   void Stop();
 
-  const EngineCounters& counters() const { return counters_; }
+  EngineCounters& counters() { return counters_; }
   uint64_t last_progress_ns() const { return runner_.last_progress_ns(); }
 
  private:
@@ -93,9 +96,11 @@ class Scheduler : public Engine {
   void Loop();
   void Border();
   void EndSequence(Sequence* sequence, StreamEvent event);
+  void Release(Sequence* sequence);
   bool IsOver(const Sequence& sequence, uint64_t now_ns, FinishReason* reason, Status* error) const;
   void EndAll(FinishReason reason, const Status& error);
   void ReapQueue();
+  void ReleaseOver();
   void FollowFleet();
   void Admit();
   bool PlanWindow(WindowPlan* plan, std::vector<Sequence*>* planned);

@@ -62,7 +62,9 @@ void Scheduler::Border() {
   FinishReason reason;
   Status error;
   for (Sequence* sequence : all) {
-    if (IsOver(*sequence, now, &reason, &error))
+    if (sequence->closed)
+      Release(sequence);
+    else if (IsOver(*sequence, now, &reason, &error))
       EndSequence(sequence, FinishNow(sequence, reason, error, now));
   }
   PublishView();
@@ -131,6 +133,22 @@ void Scheduler::ReapQueue() {
     if (queue_.empty()) idle_.notify_all();
   }
   for (auto& [sequence, event] : over) {
+    CountFinish(*event.finish);
+    sequence->stream->Push(std::move(event));
+  }
+}
+
+// While a window is awaited, however long that takes: whoever is over hears so at once. The slot of
+// a sequence may be in the window, so it stays taken until the border.
+void Scheduler::ReleaseOver() {
+  ReapQueue();
+  const uint64_t now = NowNs();
+  FinishReason reason;
+  Status error;
+  for (auto& sequence : live_) {
+    if (sequence->closed || !IsOver(*sequence, now, &reason, &error)) continue;
+    StreamEvent event = FinishNow(sequence.get(), reason, error, now);
+    sequence->closed = true;
     CountFinish(*event.finish);
     sequence->stream->Push(std::move(event));
   }
@@ -244,6 +262,7 @@ void Scheduler::CommitWindow(const WindowPlan& plan, const WindowResult& result,
   uint32_t tokens = 0, shares = 0;
   for (uint32_t i = 0; i < planned.size(); ++i) {
     Sequence* sequence = planned[i];
+    if (sequence->closed) continue;  // the border takes it away
     const uint64_t before = sequence->last_token_ns;
     const RequestUsage& usage = sequence->usage;
     const uint32_t drafted = usage.drafted_tokens, accepted = usage.accepted_draft_tokens;
@@ -309,23 +328,30 @@ void Scheduler::HandleLost(const std::vector<Sequence*>& planned, const std::str
 }
 
 void Scheduler::Fail(Sequence* sequence, Status error) {
+  if (sequence->closed) return;
   spdlog::warn("request {} failed: {}", sequence->request.id, Message(error));
   EndSequence(sequence, FinishNow(sequence, FinishReason::kError, std::move(error), NowNs()));
 }
 
+void Scheduler::EndSequence(Sequence* sequence, StreamEvent event) {
+  const std::shared_ptr<RequestStream> stream = sequence->stream;
+  const bool closed = sequence->closed;
+  Release(sequence);
+  PublishView();  // before the event: a client that saw the end finds the slot free
+  if (closed) return;
+  CountFinish(*event.finish);
+  stream->Push(std::move(event));
+}
+
 // Slot and blocks go back at once: no window runs, and the next owner of the slot has another
 // epoch.
-void Scheduler::EndSequence(Sequence* sequence, StreamEvent event) {
+void Scheduler::Release(Sequence* sequence) {
   const auto it =
       std::find_if(live_.begin(), live_.end(), [&](const auto& s) { return s.get() == sequence; });
   LODE_CHECK(it != live_.end(), "sequence of request {} ended twice", sequence->request.id);
   kv_.Give(&sequence->kv_blocks);
   free_slots_.push_back(sequence->slot);
-  CountFinish(*event.finish);
-  const std::unique_ptr<Sequence> last = std::move(*it);
   live_.erase(it);
-  PublishView();  // before the event: a client that saw the end finds the slot free
-  last->stream->Push(std::move(event));
 }
 
 void Scheduler::EndAll(FinishReason reason, const Status& error) {

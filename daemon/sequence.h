@@ -49,6 +49,7 @@ struct Sequence {
 
   // Given at admission, returned at the end.
   uint32_t slot = 0;
+  bool closed = false;  // its client has the last event; slot and blocks go back at the border
   std::vector<uint32_t> kv_blocks;
   uint64_t order = 0;  // of admission: who came first
   uint64_t admitted_ns = 0;
@@ -70,8 +71,11 @@ struct Sequence {
   StopMatcher stops;
   Detokenizer detokenizer;
   std::map<int32_t, uint32_t> answer_counts;  // filled only when penalties are on
-  std::vector<TokenOut> prompt_out;           // prompt_logprobs: entry per prompt token seen so far
+  // prompt_logprobs: what has been seen of the prompt and not sent, and how many of its rows have
+  // been seen in all.
+  std::vector<TokenOut> prompt_out;
   std::vector<int32_t> prompt_argmax;
+  uint32_t prompt_reported = 0;
   uint64_t logits_hash = 0;  // chain over the rows of the answer's tokens
   uint64_t first_token_ns = 0, last_token_ns = 0;
   RequestUsage usage;

@@ -80,6 +80,7 @@ LoadPlan CommonPlan(const Options& options, const ModelSource& source, uint32_t 
   plan.mtp_full_width_norm = options.mtp_norm == "full";
   plan.draft_vocab = options.draft_vocab;
   plan.draft_vocab_top = options.draft_vocab_top;
+  plan.save_profile = options.save_profile;
   plan.spin_us = spin_us;
   plan.wait_ms = options.wait_ms;
   plan.wait_max_ms = options.wait_max_ms;
@@ -126,6 +127,11 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
       std::min(kCpuWorkersMax, options.cpu_workers ? options.cpu_workers : ChooseWorkers(topology));
   const uint32_t context =
       std::min({options.context ? options.context : model.context, options.kv_tokens, kContextMax});
+  if (context < kWarmUpTokens) {
+    return InvalidArgument(
+        "a context of {} tokens is too short; at least {} are needed (option context)", context,
+        kWarmUpTokens);
+  }
   const Threads threads = ChooseAll(options, topology, n_workers, cuda);
   const uint32_t spin_us = options.spin_us >= 0     ? static_cast<uint32_t>(options.spin_us)
                            : threads.oversubscribed ? 0

@@ -15,7 +15,8 @@ void SpecialTokens::Add(std::string_view name, int32_t id) {
   first_[static_cast<uint8_t>(name[0])] = true;
 }
 
-std::optional<SpecialTokens::Match> SpecialTokens::MatchAt(std::string_view text, size_t at) const {
+std::optional<SpecialTokens::Match> SpecialTokens::MatchAt(std::string_view text, size_t at,
+                                                           const Veto& veto) const {
   std::optional<Match> best;
   uint32_t node = 0;
   for (size_t i = at; i < text.size(); ++i) {
@@ -23,22 +24,24 @@ std::optional<SpecialTokens::Match> SpecialTokens::MatchAt(std::string_view text
     if (edge == edges_.end()) break;
     node = edge->second;
     auto end = ids_.find(node);
-    if (end != ids_.end()) best = Match{at, i + 1 - at, end->second};
+    if (end == ids_.end()) continue;
+    const Match match = {at, i + 1 - at, end->second};
+    if (!veto || !veto(match)) best = match;
   }
   return best;
 }
 
-std::optional<SpecialTokens::Match> SpecialTokens::FindNext(std::string_view text,
-                                                            size_t from) const {
+std::optional<SpecialTokens::Match> SpecialTokens::FindNext(std::string_view text, size_t from,
+                                                            const Veto& veto) const {
   for (size_t at = from; at < text.size(); ++at) {
     if (!first_[static_cast<uint8_t>(text[at])]) continue;
-    if (auto match = MatchAt(text, at)) return match;
+    if (auto match = MatchAt(text, at, veto)) return match;
   }
   return std::nullopt;
 }
 
 std::optional<int32_t> SpecialTokens::Find(std::string_view name) const {
-  auto match = MatchAt(name, 0);
+  auto match = MatchAt(name, 0, {});
   if (!match || match->bytes != name.size()) return std::nullopt;
   return match->id;
 }

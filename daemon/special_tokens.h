@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -24,8 +25,9 @@ class SpecialTokens {
   void Add(std::string_view name, int32_t id);
 
   // The first place at or after `from` where a name starts, with the longest name that starts
-  // there.
-  std::optional<Match> FindNext(std::string_view text, size_t from) const;
+  // there. Names that `veto` refuses (may be empty) are none.
+  using Veto = std::function<bool(const Match&)>;
+  std::optional<Match> FindNext(std::string_view text, size_t from, const Veto& veto = {}) const;
   // Id of exactly this name.
   std::optional<int32_t> Find(std::string_view name) const;
 
@@ -33,7 +35,7 @@ class SpecialTokens {
   static uint64_t Edge(uint32_t node, char byte) {
     return static_cast<uint64_t>(node) << 8 | static_cast<uint8_t>(byte);
   }
-  std::optional<Match> MatchAt(std::string_view text, size_t at) const;
+  std::optional<Match> MatchAt(std::string_view text, size_t at, const Veto& veto) const;
 
   uint32_t nodes_ = 1;  // node 0 is the root
   absl::flat_hash_map<uint64_t, uint32_t> edges_;

@@ -207,6 +207,7 @@ std::vector<EngineSnapshot::WorkerInfo> Supervisor::Workers() const {
     info.detail = worker->phase;
     info.pid = worker->pid;
     info.restarts = worker->restarts;
+    info.statistics = worker->statistics;
     infos.push_back(std::move(info));
   }
   return infos;

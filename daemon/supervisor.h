@@ -47,6 +47,9 @@ struct SupervisorConfig {
   bool huge_arenas = false;         // hugetlb pages when the machine has them
   uint32_t vocab = 0;
   double load_seconds = 120;  // without progress
+  // A ready GPU worker whose pulse stands still this long does not run (SIGSTOP, a frozen cgroup):
+  // fifty beats, so a loaded machine does not look like a stopped process.
+  double pulse_seconds = 5;
 };
 
 class Supervisor : public Fleet {
@@ -103,6 +106,11 @@ class Supervisor : public Fleet {
     uint64_t ready_bell = 0;             // the newest job when it became ready: not its business
     std::optional<Suspicion> suspicion;  // CPU worker that owes an answer
     bool stuck = false;                  // and was killed for it
+    uint32_t pulse = 0;                  // GPU worker: as last seen,
+    uint64_t pulse_ns = 0;               // and since when
+    uint64_t ask_ns = 0;                 // when to ask for statistics again
+    bool asked = false;      // and no answer has come: a stopped worker is not asked for ever
+    bool permanent = false;  // and that it will be the same next time
     // Written by the supervisor thread under mutex_, read by others.
     State state = State::kDown;
     std::string phase;
@@ -110,6 +118,7 @@ class Supervisor : public Fleet {
     int pid = 0;
     uint32_t restarts = 0;
     std::map<std::string, std::string> facts;
+    std::map<std::string, double> statistics;  // of this generation, as last reported
     WorkerKey key() const { return {role, index, generation}; }
   };
   struct Order {  // from other threads to the supervisor thread: kill this generation
@@ -141,6 +150,8 @@ class Supervisor : public Fleet {
   void Suspect(const std::string& why);
   void CheckSuspects(uint64_t now_ns);
   void VoidWindowsUpTo(uint64_t window);
+  void CheckPulse(Worker* worker, uint64_t now_ns);
+  void AskStatistics(uint64_t now_ns);
   void StopWorkers();
   void UpdateLane();
   void SetState(Worker* worker, State state, std::string phase);
@@ -155,6 +166,7 @@ class Supervisor : public Fleet {
   std::function<void()> on_change_;
   std::unique_ptr<ControlServer> control_;
 
+  uint64_t last_look_ns_ = 0;  // supervisor thread: when it last judged pulses
   // Supervisor thread; fields marked in Worker are also guarded by mutex_.
   std::vector<std::unique_ptr<Worker>>
       workers_;  // CPU workers, then the GPU worker; the list is const after Create

@@ -9,6 +9,7 @@
 
 #include "daemon/fd_store.h"
 #include "daemon/supervisor.h"
+#include "daemon/window_runner.h"
 #include "shared/base/check.h"
 #include "shared/base/log.h"
 #include "shared/shm/wait_word.h"
@@ -21,6 +22,10 @@ constexpr int kTimerMs = 50;                     // precision of restarts and de
 constexpr uint64_t kTermWaitNs = 1'000'000'000;  // SIGTERM to SIGKILL at an orderly stop
 constexpr uint64_t kClosedWaitNs =
     1'000'000'000;  // a worker ends this soon after its stream broke (kOrphanExitMs)
+// This thread itself did not run for so long (the whole process group was stopped, the machine
+// slept): nobody's silence means anything yet.
+constexpr uint64_t kOwnGapNs = 1'000'000'000;
+constexpr uint64_t kStatisticsNs = 5'000'000'000;  // for people who look at `lode status`
 constexpr uint64_t kRegisterWaitNs =
     20'000'000'000;  // start of a process to its first message; CUDA start-up takes seconds
 
@@ -46,6 +51,7 @@ void Supervisor::Run() {
     const uint64_t now = NowNs();
     CheckDeadlines(now);
     CheckSuspects(now);
+    AskStatistics(now);
     for (auto& worker : workers_) {
       if (worker->state == State::kDown && now >= worker->start_at_ns && failure().ok())
         StartWorker(worker.get());
@@ -93,6 +99,8 @@ void Supervisor::StartWorker(Worker* worker) {
   worker->ready_ns = 0;
   worker->closed_ns = 0;
   worker->end_reason.clear();
+  worker->permanent = worker->asked = false;
+  worker->ask_ns = 0;
   SetState(worker, State::kStarting, "starting");
   spdlog::info("{} generation {} started, pid {}", worker->name, worker->generation,
                worker->process.pid());
@@ -119,6 +127,7 @@ Status Supervisor::SpawnWorker(Worker* worker) {
 
 void Supervisor::StartFailed(Worker* worker, const Status& status) {
   worker->end_reason = Message(status);
+  worker->permanent = IsPermanent(status.code());
   HandleEnd(worker, "could not be started");
 }
 
@@ -149,7 +158,8 @@ void Supervisor::Handle(const ControlEvent& event) {
   Worker* worker = Find(event.key.role, event.key.index);
   if (!worker || event.key != worker->key() || !worker->process.running())
     return;  // of a life that is over
-  progress_ns_ = NowNs();
+  // An idle worker answers questions about itself; that is no progress of anything.
+  if (event.kind != ControlEvent::Kind::kStatistics) progress_ns_ = NowNs();
   switch (event.kind) {
     case ControlEvent::Kind::kRegistered: {
       worker->progress_ns = NowNs();
@@ -178,18 +188,24 @@ void Supervisor::Handle(const ControlEvent& event) {
       return HandleReady(worker, event);
     case ControlEvent::Kind::kFailed:
       worker->end_reason = Message(event.status);
+      worker->permanent = IsPermanent(event.status.code());
       return;
     case ControlEvent::Kind::kClosed:
       worker->closed_ns = NowNs();  // its end follows, or CheckDeadlines makes one
       return;
-    case ControlEvent::Kind::kStatistics:
+    case ControlEvent::Kind::kStatistics: {
+      std::lock_guard lock(mutex_);
+      worker->statistics = event.values;
+      worker->asked = false;
+      return;
+    }
     case ControlEvent::Kind::kDrained:
       return;
   }
 }
 
 void Supervisor::HandleReady(Worker* worker, const ControlEvent& event) {
-  worker->ready_ns = NowNs();
+  worker->ready_ns = worker->pulse_ns = NowNs();
   {
     std::lock_guard lock(mutex_);
     worker->state = State::kReady;
@@ -297,7 +313,8 @@ void Supervisor::HandleEnd(Worker* worker, const std::string& how) {
   else
     FenceGpu(worker);
   const RestartPolicy::Decision decision =
-      worker->stuck ? worker->policy.EndedStuck() : worker->policy.Ended(served_ns, text);
+      worker->stuck ? worker->policy.EndedStuck()
+                    : worker->policy.Ended(served_ns, text, worker->permanent);
   worker->suspicion.reset();
   worker->stuck = false;
   worker->start_at_ns = now + decision.delay_ns;
@@ -308,6 +325,7 @@ void Supervisor::HandleEnd(Worker* worker, const std::string& how) {
     ++worker->restarts;
     worker->fraction = 0;
     worker->facts.clear();
+    worker->statistics.clear();
     if (worker->role == WorkerRole::kGpu) {
       last_gpu_end_ = fmt::format("{} (generation {}): {}", worker->name, worker->generation, text);
     }
@@ -359,6 +377,8 @@ void Supervisor::CheckDeadlines(uint64_t now_ns) {
   // The GPU worker waits for the arenas while loading: progress of anybody is progress for it.
   uint64_t newest = 0;
   for (const auto& worker : workers_) newest = std::max(newest, worker->progress_ns);
+  CheckPulse(workers_.back().get(), now_ns);
+  last_look_ns_ = now_ns;
   for (auto& worker : workers_) {
     // Without its stream a worker cannot be controlled, and it ends by itself. If not, its end is
     // made: a successor may start only after it.
@@ -380,6 +400,40 @@ void Supervisor::CheckDeadlines(uint64_t now_ns) {
                                      static_cast<double>(limit) / 1e9, worker->phase);
     worker->progress_ns = now_ns;
     worker->process.Signal(SIGKILL);
+  }
+}
+
+// A stopped process closes nothing and answers nothing; only its pulse tells. Its end is made, and
+// everything else follows from that as after any other end.
+void Supervisor::CheckPulse(Worker* worker, uint64_t now_ns) {
+  std::shared_ptr<const GpuLink> link = gpu();
+  if (!link || worker->state != State::kReady || !worker->process.running()) return;
+  const uint32_t pulse = link->window->pulse.load(std::memory_order_relaxed);
+  if (pulse != worker->pulse || now_ns > last_look_ns_ + kOwnGapNs) {
+    worker->pulse = pulse;
+    worker->pulse_ns = now_ns;
+  }
+  const uint64_t silent_ns = now_ns - worker->pulse_ns;
+  if (static_cast<double>(silent_ns) < config_.pulse_seconds * 1e9) return;
+  // A machine that has no core or no disk for it is not helped by another start of it.
+  const auto sample = SampleProcess(worker->process.pid());
+  if (sample.ok() && sample->wants_to_run && silent_ns < Suspicion::kNsMax) return;
+  const StallReport report = DescribeStall(*link, window_.load(std::memory_order_relaxed));
+  worker->end_reason = fmt::format("its process has not run for {:.1f} s (stopped?): {}",
+                                   static_cast<double>(silent_ns) / 1e9, report.text);
+  spdlog::error("{} is killed: {}", worker->name, worker->end_reason);
+  worker->pulse_ns = now_ns;
+  worker->process.Signal(SIGKILL);
+}
+
+void Supervisor::AskStatistics(uint64_t now_ns) {
+  for (auto& worker : workers_) {
+    if (worker->state != State::kReady || !worker->process.running() || worker->asked ||
+        now_ns < worker->ask_ns)
+      continue;
+    worker->ask_ns = now_ns + kStatisticsNs;
+    worker->asked = true;
+    control_->SendCollectStatistics(worker->key());
   }
 }
 

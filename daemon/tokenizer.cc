@@ -96,6 +96,12 @@ std::string Quoted(std::string_view bytes) {
   return fmt::format("\"{}{}\"", Escaped(bytes.substr(0, kQuotedBytesMax)), cut ? "..." : "");
 }
 
+Status TooMany(const EncodeOptions& options) {
+  return Error(StatusCode::kOutOfRange, "the text has more than {} tokens", options.tokens_max);
+}
+Status Stopped() { return Error(StatusCode::kCancelled, "the text is not wanted any more"); }
+constexpr size_t kTokensPerLook = 4096;  // about a millisecond
+
 absl::string_view AbslView(std::string_view s) { return {s.data(), s.size()}; }
 
 }  // namespace
@@ -179,6 +185,7 @@ Status Tokenizer::ReadToken(const TokenizerData& data, int32_t id) {
     default:
       return InvalidArgument("token {} of the model file has the unknown type {}", id, type);
   }
+  token_bytes_max_ = std::max(token_bytes_max_, bytes_.size() - offsets_.back());
   offsets_.push_back(bytes_.size());
   return OkStatus();
 }
@@ -269,28 +276,42 @@ Status Tokenizer::ReadSpecialIds(const TokenizerData& data) {
   return OkStatus();
 }
 
-StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, bool parse_special) const {
+StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
+                                                 const EncodeOptions& options) const {
   if (text.size() > kEncodeBytesMax) {
     return InvalidArgument("the text has {} bytes; at most {} can be tokenized", text.size(),
                            kEncodeBytesMax);
   }
-  const SpecialTokens& names = parse_special ? special_ : user_defined_;
+  const SpecialTokens& names = options.parse_special ? special_ : user_defined_;
+  SpecialTokens::Veto veto;
+  if (!options.marks.empty()) {
+    veto = [&](const SpecialTokens::Match& match) {
+      const auto mark = std::upper_bound(options.marks.begin(), options.marks.end(), match.begin);
+      return IsControl(match.id) && mark != options.marks.end() &&
+             *mark < match.begin + match.bytes;
+    };
+  }
   std::vector<int32_t> ids;
   BpeMerges::Scratch scratch;
   for (size_t at = 0; at < text.size();) {
-    auto match = names.FindNext(text, at);
+    auto match = names.FindNext(text, at, veto);
     size_t end = match ? match->begin : text.size();
-    LODE_RETURN_IF_ERROR(EncodePlain(text.substr(at, end - at), &scratch, &ids));
+    LODE_RETURN_IF_ERROR(EncodePlain(text.substr(at, end - at), options, &scratch, &ids));
     if (!match) break;
     ids.push_back(match->id);
+    if (ids.size() > options.tokens_max) return TooMany(options);
     at = end + match->bytes;
   }
   return ids;
 }
 
-Status Tokenizer::EncodePlain(std::string_view text, BpeMerges::Scratch* scratch,
-                              std::vector<int32_t>* out) const {
-  auto word = [&](std::string_view w) { merges_.Encode(w, scratch, out); };
+Status Tokenizer::EncodePlain(std::string_view text, const EncodeOptions& options,
+                              BpeMerges::Scratch* scratch, std::vector<int32_t>* out) const {
+  Status status;
+  auto word = [&](std::string_view w) {
+    status = EncodeWord(w, options, scratch, out);
+    return status.ok();
+  };
   std::string normal;
   while (!text.empty()) {
     std::string_view valid = text.substr(0, ValidUtf8Prefix(text));
@@ -300,15 +321,30 @@ Status Tokenizer::EncodePlain(std::string_view text, BpeMerges::Scratch* scratch
       valid = normal;
     }
     LODE_RETURN_IF_ERROR(pretokenizer_->Split(valid, word));
+    LODE_RETURN_IF_ERROR(status);
     size_t raw = 0;
     while (raw < text.size()) {
       Utf8Step step = NextUtf8(text.substr(raw));
       if (step.kind == Utf8Kind::kValid) break;
       raw += step.bytes;
     }
-    word(text.substr(0, raw));
+    if (!word(text.substr(0, raw))) return status;
     text.remove_prefix(raw);
   }
+  return OkStatus();
+}
+
+Status Tokenizer::EncodeWord(std::string_view word, const EncodeOptions& options,
+                             BpeMerges::Scratch* scratch, std::vector<int32_t>* out) const {
+  // A lower bound of what the word will add, so that a word as long as a book costs nothing.
+  const size_t at_least = (word.size() + token_bytes_max_ - 1) / token_bytes_max_;
+  if (out->size() + at_least > options.tokens_max) return TooMany(options);
+  const size_t before = out->size();
+  if (!merges_.Encode(word, scratch, options.stop, out)) return Stopped();
+  if (out->size() > options.tokens_max) return TooMany(options);
+  // Many short words: look at the clock of the caller once per some thousand tokens.
+  if (options.stop && before / kTokensPerLook != out->size() / kTokensPerLook && options.stop())
+    return Stopped();
   return OkStatus();
 }
 
@@ -326,6 +362,14 @@ std::string_view Tokenizer::TokenBytes(int32_t id) const {
 }
 
 std::string Tokenizer::PrintableToken(int32_t id) const { return Escaped(TokenBytes(id)); }
+
+std::vector<std::string> Tokenizer::ControlNames() const {
+  std::vector<std::string> names;
+  for (int32_t id = 0; id < vocab_size(); ++id) {
+    if (IsControl(id) && IsValidUtf8(TokenBytes(id))) names.emplace_back(TokenBytes(id));
+  }
+  return names;
+}
 
 std::optional<int32_t> Tokenizer::FindSpecial(std::string_view name) const {
   return special_.Find(name);

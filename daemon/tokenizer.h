@@ -11,7 +11,9 @@
 // TokenizerData may go away.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,22 +29,47 @@
 
 namespace lode {
 
-// Longest text of one Encode: four times the longest context (2^20 tokens) at the usual four bytes a
-// token. The slowest texts (one letter without end) take about 1.5 seconds per million bytes.
+// Longest text of one Encode: four times the longest context (2^20 tokens) at the usual four bytes
+// a token.
 inline constexpr size_t kEncodeBytesMax = 16u << 20;
+// Normal form C makes a text at most this many times shorter (three Hangul letters of three bytes
+// become one syllable of three; single characters shrink from three bytes to one).
+inline constexpr size_t kNfcShrinkMax = 3;
 // Longest token of a vocabulary, as written in the file. Published ones stay below 1 KiB.
 inline constexpr size_t kTokenBytesMax = 4096;
+
+struct EncodeOptions {
+  // Control tokens written in the text become their ids (prompts made by a chat template). Without
+  // it they are ordinary text (anything a stranger typed). User-defined tokens are recognised
+  // either way, as in training.
+  bool parse_special = false;
+  // Byte offsets into the text, ascending: control tokens across one of them are ordinary text
+  // (RenderedChat::marks).
+  std::span<const size_t> marks = {};
+  // More tokens than this are an error, found before the work for them is done.
+  size_t tokens_max = SIZE_MAX;
+  // Asked now and then in long texts; true ends with Cancelled. Empty: never.
+  std::function<bool()> stop = {};
+};
 
 class Tokenizer {
  public:
   // Errors: InvalidArgument naming the token, merge or key that is wrong.
   static StatusOr<std::unique_ptr<Tokenizer>> Create(const TokenizerData& data);
 
-  // parse_special: control tokens written in the text become their ids (prompts made by a chat
-  // template). Without it they are ordinary text (anything a stranger typed). User-defined tokens
-  // are recognised either way, as in training. Adds no BOS. Errors: InvalidArgument (text too
-  // long), ResourceExhausted (the expression's step limit).
-  StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool parse_special) const;
+  // Adds no BOS. Errors: InvalidArgument (text too long), OutOfRange (more than tokens_max tokens),
+  // Cancelled (stop), ResourceExhausted (the expression's step limit).
+  StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const;
+  StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool parse_special) const {
+    return Encode(text, EncodeOptions{.parse_special = parse_special});
+  }
+  // A longer text certainly has more than `tokens` tokens, whatever it says: every token stands for
+  // at most token_bytes_max() bytes of its normal form. For refusing without looking.
+  uint64_t TextBytesMax(uint64_t tokens) const {
+    return std::min<uint64_t>(kEncodeBytesMax, tokens * token_bytes_max_ * kNfcShrinkMax);
+  }
+  // Longest token, in the bytes that it stands for.
+  size_t token_bytes_max() const { return token_bytes_max_; }
 
   // The bytes of the tokens one after the other; not necessarily UTF-8 (daemon/detokenizer.h makes
   // text of it). Control and unused tokens are left out unless keep_special. Ids outside the
@@ -64,6 +91,8 @@ class Tokenizer {
   // Not ordinary text: control or user defined.
   bool IsSpecial(int32_t id) const { return IsControl(id) || IsUserDefined(id); }
 
+  // Names of all control tokens that are UTF-8, as a template's helper needs them.
+  std::vector<std::string> ControlNames() const;
   // Id of a control or user-defined token by its exact name, e.g. "</think>".
   std::optional<int32_t> FindSpecial(std::string_view name) const;
 
@@ -89,8 +118,10 @@ class Tokenizer {
   Status ReadBytes(const TokenizerData& data);
   Status ReadMerges(const TokenizerData& data);
   Status ReadSpecialIds(const TokenizerData& data);
-  Status EncodePlain(std::string_view text, BpeMerges::Scratch* scratch,
-                     std::vector<int32_t>* out) const;
+  Status EncodePlain(std::string_view text, const EncodeOptions& options,
+                     BpeMerges::Scratch* scratch, std::vector<int32_t>* out) const;
+  Status EncodeWord(std::string_view word, const EncodeOptions& options,
+                    BpeMerges::Scratch* scratch, std::vector<int32_t>* out) const;
 
   // All const after Create.
   std::unique_ptr<Pretokenizer> pretokenizer_;
@@ -100,6 +131,7 @@ class Tokenizer {
   std::vector<Kind> kinds_;      // [vocab]
   std::string bytes_;            // what the tokens stand for, one after the other
   std::vector<size_t> offsets_;  // [vocab + 1] into bytes_
+  size_t token_bytes_max_ = 1;
   std::vector<int32_t> stop_ids_, unused_ids_;
   int32_t bos_id_ = -1, eos_id_ = -1, pad_id_ = -1;
   bool add_bos_ = false;

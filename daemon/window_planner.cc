@@ -50,7 +50,7 @@ RowPlan RowAt(const Sequence& sequence, uint32_t position, uint32_t seq_index) {
   row.next_token = last ? -1 : sequence.tokens[position + 1];
   // A prompt row reports its next token's log probability once; a rebuild does not ask again.
   if (request.prompt_logprobs && position < sequence.prompt_size() &&
-      position >= sequence.prompt_argmax.size()) {
+      position >= sequence.prompt_reported) {
     row.needs_logits = 1;
     row.top_logprobs = static_cast<uint8_t>(std::min(request.top_logprobs, kLogprobsMax));
     if (position + 1 < sequence.prompt_size()) row.target = sequence.tokens[position + 1];

@@ -7,8 +7,8 @@
 namespace lode {
 namespace {
 
-// How long the wait sleeps before it looks at the worker's life again. Short enough not to add to a
-// restart.
+// How long the wait sleeps before it looks at the worker's life, and at requests that are over,
+// again. Short enough not to add to a restart.
 constexpr uint64_t kLookNs = 20'000'000;
 
 // Changes whenever anybody does anything for a window.
@@ -34,6 +34,10 @@ StallReport DescribeStall(const GpuLink& link, uint64_t window) {
   const auto load = [](const auto& word) { return word.load(std::memory_order_acquire); };
   const uint64_t published = load(link.window->plans.head.value),
                  taken = load(link.window->plans.tail.value);
+  if (published == load(link.window->results.head.value)) {
+    report.text = "no window is under way";
+    return report;
+  }
   if (published != taken) {
     report.text = fmt::format(
         "window {} lies in the plan ring; the GPU worker (generation {}) has not taken it", window,
@@ -116,6 +120,7 @@ RunOutcome WindowRunner::Run(const std::shared_ptr<const GpuLink>& link, WindowP
       return RunOutcome::kWorkerLost;
     }
     if (stop_->load(std::memory_order_relaxed)) return RunOutcome::kStopped;
+    if (config_.on_wait) config_.on_wait();
     const uint64_t seen = ProgressSignature(*link);
     if (seen != signature) {
       signature = seen;

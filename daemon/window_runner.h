@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "daemon/fleet.h"
 #include "shared/shm/wait_word.h"
@@ -17,6 +19,9 @@ namespace lode {
 struct RunnerConfig {
   uint64_t spin_ns = 0;
   uint64_t watchdog_ns = 0;  // without any progress of the window
+  // Called every 20 ms while a window is awaited: what must not wait for it (requests that are
+  // over).
+  std::function<void()> on_wait = {};
 };
 
 enum class RunOutcome {
@@ -28,7 +33,7 @@ enum class RunOutcome {
 class WindowRunner {
  public:
   WindowRunner(Fleet* fleet, RunnerConfig config, const std::atomic<bool>* stop)
-      : fleet_(fleet), config_(config), stop_(stop) {}
+      : fleet_(fleet), config_(std::move(config)), stop_(stop) {}
 
   // Fills in window, generation, device and kCpuLaneDown. `why`: one sentence when the worker was
   // lost.

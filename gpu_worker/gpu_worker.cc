@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
 #include "gpu_worker/draft_vocabulary.h"
 #include "shared/base/fault.h"
+#include "shared/base/log.h"
 #include "shared/wire/segment_headers.h"
 
 namespace lode {
@@ -16,6 +18,7 @@ namespace {
 
 constexpr uint64_t kNsPerMs = 1'000'000, kNsPerUs = 1'000;
 constexpr auto kArenaPoll = std::chrono::milliseconds(50);
+constexpr uint64_t kProfileWindowsMin = 256;  // as many as lode_hit_rate looks back
 constexpr uint64_t kProfileBytesMax = 64ull
                                       << 20;  // 256 layers x 1024 experts x 40 bytes is 10 MiB
 
@@ -27,8 +30,10 @@ StatusOr<KvType> ParseKvType(const std::string& name) {
 }
 
 StatusOr<std::vector<RankedExpert>> ReadProfile(const std::string& path, uint32_t layers,
-                                                uint32_t experts) {
-  if (path.empty()) return std::vector<RankedExpert>();
+                                                uint32_t experts, bool may_be_missing) {
+  std::error_code ignored;
+  if (path.empty() || (may_be_missing && !std::filesystem::exists(path, ignored)))
+    return std::vector<RankedExpert>();
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) return NotFound("expert profile {} cannot be read", path);
   if (static_cast<uint64_t>(in.tellg()) > kProfileBytesMax)
@@ -89,6 +94,7 @@ Status GpuWorker::AttachSegments(const LoadPlan& plan, GpuSegments segments) {
                         Segment::Attach(std::move(segments.window), "window", sizeof(WindowSegment),
                                         Segment::Access::kReadWrite));
   LODE_RETURN_IF_ERROR(CheckWindowSegment(*window_, generation_, index_, config.vocab));
+  pulse_ = std::make_unique<Pulse>(&window_->As<WindowSegment>()->pulse);
   const ExchangeShape shape = {config.hidden, config.expert_width, config.experts_used,
                                plan.n_nodes};
   LODE_ASSIGN_OR_RETURN(
@@ -188,7 +194,11 @@ Status GpuWorker::WaitForArenas(const ProgressFn& progress) {
 
 Status GpuWorker::FillTier(const LoadPlan& plan, const ProgressFn& progress) {
   LODE_ASSIGN_OR_RETURN(const std::vector<RankedExpert> ranking,
-                        ReadProfile(plan.profile, arenas_->layers(), arenas_->experts()));
+                        ReadProfile(plan.profile, arenas_->layers(), arenas_->experts(),
+                                    plan.profile == plan.save_profile));
+  save_profile_ = plan.save_profile;
+  if (!ranking.empty())
+    spdlog::info("expert ranking of {} pairs from {}", ranking.size(), plan.profile);
   const auto fill = [&](uint64_t done, uint64_t total) {
     if (progress) progress("fill slots", done, total);
   };
@@ -256,7 +266,19 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   return report;
 }
 
-void GpuWorker::Run() { loop_->Run(*stop_); }
+void GpuWorker::Run() {
+  loop_->Run(*stop_);
+  SaveProfile();
+}
+
+// What a few windows taught is worse than what the file may hold from a longer life.
+void GpuWorker::SaveProfile() const {
+  if (save_profile_.empty() || loop_->windows_ok() < kProfileWindowsMin) return;
+  if (const Status written = tier_->WriteProfile(save_profile_); !written.ok())
+    spdlog::warn("the learned expert ranking is lost: {}", Message(written));
+  else
+    spdlog::info("learned expert ranking written to {}", save_profile_);
+}
 
 std::map<std::string, double> GpuWorker::Statistics() const {
   std::lock_guard<std::mutex> lock(mutex_);

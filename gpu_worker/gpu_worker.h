@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "gpu_worker/local_expert_lanes.h"
+#include "gpu_worker/pulse.h"
 #include "gpu_worker/worker_loop.h"
 #include "shared/base/fd.h"
 #include "shared/control/load_plan.h"
@@ -42,7 +43,8 @@ class GpuWorker {
   // soon as Run is called.
   StatusOr<ReadyReport> Load(const LoadPlan& plan, GpuSegments segments, const ProgressFn& progress,
                              const std::atomic<bool>& stop);
-  // Until `stop` (the one given to Load) is true.
+  // Until `stop` (the one given to Load) is true; then writes the learned ranking where the plan
+  // says.
   void Run();
   std::map<std::string, double> Statistics() const;
   void CpuWorkerReplaced(uint32_t worker);
@@ -56,15 +58,18 @@ class GpuWorker {
   Status FillTier(const LoadPlan& plan, const ProgressFn& progress);
   void BuildLoop(const LoadPlan& plan);
   ReadyReport Report(const LoadPlan& plan) const;
+  void SaveProfile() const;
 
   // Const after the constructor.
   const uint32_t index_, generation_;
   // Loading thread; const after Load. Destroyed in reverse order.
   const std::atomic<bool>* stop_ = nullptr;
+  std::string save_profile_;
   std::unique_ptr<ModelSource> source_;
   std::unique_ptr<ModelSource> head_;  // separate draft head, or null
   bool drafts_ = false;                // a head is there and wanted
   std::unique_ptr<Segment> window_, exchange_;
+  std::unique_ptr<Pulse> pulse_;  // writes into window_
   std::vector<std::unique_ptr<Segment>> arena_segments_;
   std::vector<ArenaLayout> layouts_;
   std::unique_ptr<ArenaSet> arenas_;

@@ -4,6 +4,7 @@
 // own.
 #include "gpu_worker/gpu_worker.h"
 #include "shared/base/fault.h"
+#include "shared/base/process_limits.h"
 #include "shared/control/worker_main.h"
 
 namespace {
@@ -41,6 +42,7 @@ class GpuBody : public lode::WorkerBody {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lode::InstallLastWords("lode-gpu-worker");
   return lode::RunWorker(argc, argv,
                          {"lode-gpu-worker", lode::WorkerRole::kGpu, [](const auto& identity) {
                             return std::make_unique<GpuBody>(identity);

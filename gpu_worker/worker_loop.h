@@ -56,6 +56,9 @@ class GpuWorkerLoop {
 
   // The CPU worker's line has a new owner.
   void WorkerReplaced(uint32_t worker);
+  uint64_t windows_ok() const {
+    return windows_by_status_[static_cast<uint32_t>(WindowStatus::kOk)].load();
+  }
   // Windows by status, resident experts and bytes.
   std::map<std::string, double> Statistics() const;
 

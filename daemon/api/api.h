@@ -25,7 +25,7 @@ struct ApiContext {
   const Tokenizer* tokenizer;
   ChatTemplate* chat_template;
   Engine* engine;
-  const EngineCounters* counters;
+  EngineCounters* counters;  // the API adds what it refuses before the engine sees it
   std::string model_id;  // what ListModels and requests call it
 };
 

@@ -17,9 +17,11 @@
 
 #include "daemon/api/api.h"
 #include "daemon/api/lode_service.h"
+#include "daemon/api/parse_errors.h"
 #include "daemon/api/prometheus.h"
 #include "shared/base/fd.h"
 #include "shared/base/log.h"
+#include "shared/control/grpc_log.h"
 #include "shared/shm/wait_word.h"
 
 namespace lode {
@@ -154,6 +156,7 @@ class ApiServerImpl final : public ApiServer {
 
  private:
   Status Listen(const std::string& tcp, const std::string& socket_path) {
+    SilenceGrpcLog();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
@@ -161,6 +164,7 @@ class ApiServerImpl final : public ApiServer {
     builder.SetMaxSendMessageSize(kMessageBytesMax);
     // SO_REUSEPORT would let two daemons share one port and clients reach either.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.experimental().SetInterceptorCreators(ParseErrorNamerFactory::List());
     builder.RegisterService(&service_);
     int port = -1, unix_port = -1;  // -1: not tried
     if (!tcp.empty()) builder.AddListeningPort(tcp, grpc::InsecureServerCredentials(), &port);

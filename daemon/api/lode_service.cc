@@ -9,6 +9,7 @@
 #include "daemon/api/stream_reactor.h"
 #include "daemon/api/translate.h"
 #include "daemon/detokenizer.h"
+#include "shared/base/limits.h"
 #include "shared/base/version.h"
 #include "shared/shm/wait_word.h"
 
@@ -18,6 +19,12 @@ namespace {
 // Preparation threads: Jinja renderings are serialised by their helper, tokenising a long prompt
 // takes milliseconds.
 constexpr size_t kPrepareThreads = 2;
+// Messages above this many bytes (tens of milliseconds) wait for a thread of their own: one, which
+// also bounds the memory that long texts take while they are worked on.
+constexpr size_t kLongTextBytes = 256 * 1024;
+constexpr size_t kLongThreads = 1;
+// Ids of one Tokenize call: the longest context there is.
+constexpr size_t kTokenizeTokensMax = kContextMax;
 // Requests that wait for them; each may hold a message of many megabytes.
 constexpr int kPreparingMax = 256;
 // One thread writes all streams; a write is serialising a few bytes and one socket call.
@@ -51,11 +58,14 @@ LodeService::LodeService(const ApiContext& context)
     : context_(context),
       started_ns_(NowNs()),
       prepare_(kPrepareThreads),
+      long_(kLongThreads),
       writers_(kWriterThreads) {}
 
 LodeService::~LodeService() {
   prepare_.stop();
   prepare_.join();
+  long_.stop();
+  long_.join();
   writers_.stop();
   writers_.join();
 }
@@ -66,9 +76,14 @@ bool LodeService::EnterPreparation() {
   return false;
 }
 
+boost::asio::thread_pool& LodeService::PoolFor(size_t bytes) {
+  return bytes > kLongTextBytes ? long_ : prepare_;
+}
+
 // Refused at once while stopping, else prepared on the pool.
 template <class Response, class Message>
-grpc::ServerWriteReactor<Response>* LodeService::Stream(const Message* message) {
+grpc::ServerWriteReactor<Response>* LodeService::Stream(grpc::CallbackServerContext* call,
+                                                        const Message* message) {
   auto* reactor = new StreamReactor<Response>(context_, &writers_, &calls_);
   if (draining_.load(std::memory_order_relaxed)) {
     reactor->Start(Unavailable("the daemon is stopping; try again in a few seconds"));
@@ -78,8 +93,10 @@ grpc::ServerWriteReactor<Response>* LodeService::Stream(const Message* message) 
     reactor->Start(TooMany());
     return reactor;
   }
-  boost::asio::post(prepare_, [this, reactor, message] {
-    StatusOr<Request> request = Guarded([&] { return ToRequest(context_, *message); });
+  // The call's context lives until the reactor has finished, which it cannot before Start.
+  const Arrival arrival = {NowNs(), [call] { return call->IsCancelled(); }};
+  boost::asio::post(PoolFor(message->ByteSizeLong()), [this, reactor, message, arrival] {
+    StatusOr<Request> request = Guarded([&] { return ToRequest(context_, *message, arrival); });
     if (request.ok()) request->id = fmt::format("r{}", next_id_.fetch_add(1));
     reactor->Start(std::move(request));
     LeavePreparation();
@@ -88,13 +105,13 @@ grpc::ServerWriteReactor<Response>* LodeService::Stream(const Message* message) 
 }
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* LodeService::Generate(
-    grpc::CallbackServerContext*, const v1::GenerateRequest* request) {
-  return Stream<v1::GenerateResponse>(request);
+    grpc::CallbackServerContext* call, const v1::GenerateRequest* request) {
+  return Stream<v1::GenerateResponse>(call, request);
 }
 
-grpc::ServerWriteReactor<v1::ChatResponse>* LodeService::Chat(grpc::CallbackServerContext*,
+grpc::ServerWriteReactor<v1::ChatResponse>* LodeService::Chat(grpc::CallbackServerContext* call,
                                                               const v1::ChatRequest* request) {
-  return Stream<v1::ChatResponse>(request);
+  return Stream<v1::ChatResponse>(call, request);
 }
 
 grpc::ServerUnaryReactor* LodeService::Tokenize(grpc::CallbackServerContext* call,
@@ -103,16 +120,22 @@ grpc::ServerUnaryReactor* LodeService::Tokenize(grpc::CallbackServerContext* cal
   if (!EnterPreparation()) return Answer(call, ToGrpc(TooMany()));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   calls_.Enter();
-  boost::asio::post(prepare_, [this, reactor, request, response] {
-    const auto ids =
-        Guarded([&] { return context_.tokenizer->Encode(request->text(), !request->raw_text()); });
+  boost::asio::post(PoolFor(request->text().size()), [this, call, reactor, request, response] {
+    EncodeOptions options;
+    options.parse_special = !request->raw_text();
+    options.tokens_max = kTokenizeTokensMax;
+    options.stop = [call] { return call->IsCancelled(); };
+    const auto ids = Guarded([&] { return context_.tokenizer->Encode(request->text(), options); });
     if (ids.ok()) {
       for (int32_t id : *ids) {
         response->add_ids(id);
         response->add_pieces(context_.tokenizer->PrintableToken(id));
       }
     }
-    reactor->Finish(ToGrpc(ids.status()));
+    reactor->Finish(
+        ToGrpc(ids.status().code() == StatusCode::kOutOfRange
+                   ? InvalidArgument("{}; cut it and ask for the parts", Message(ids.status()))
+                   : ids.status()));
     LeavePreparation();
     calls_.Leave();
   });

@@ -43,8 +43,10 @@ class LodeService final : public v1::LodeService::CallbackService {
   // False: too many wait for the pool already.
   bool EnterPreparation();
   void LeavePreparation() { preparing_.fetch_sub(1, std::memory_order_relaxed); }
+  boost::asio::thread_pool& PoolFor(size_t bytes);
   template <class Response, class Message>
-  grpc::ServerWriteReactor<Response>* Stream(const Message* message);
+  grpc::ServerWriteReactor<Response>* Stream(grpc::CallbackServerContext* call,
+                                             const Message* message);
 
   const ApiContext context_;
   const uint64_t started_ns_;
@@ -53,6 +55,7 @@ class LodeService final : public v1::LodeService::CallbackService {
   std::atomic<uint64_t> next_id_{1};  // of requests, for the log
   ActiveCalls calls_;
   boost::asio::thread_pool prepare_;  // encoding and templates
+  boost::asio::thread_pool long_;     // the same for long texts, so that they delay only each other
   boost::asio::thread_pool writers_;  // events to messages
 };
 

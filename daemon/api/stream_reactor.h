@@ -9,6 +9,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
@@ -23,6 +24,12 @@ namespace lode {
 
 inline grpc::Status ToGrpc(const Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()), Message(status));
+}
+
+// A request that the engine never saw. (Those that it refuses it counts itself.)
+inline void CountRefusal(const ApiContext& context) {
+  Add(context.counters->requests_submitted, 1);
+  Add(context.counters->requests_refused, 1);
 }
 
 // Calls that have not ended, for an orderly shutdown. Any thread.
@@ -65,6 +72,7 @@ class StreamReactor final : public grpc::ServerWriteReactor<Response> {
   // Preparation thread, once: the request has become a stream, or a refusal.
   void Start(StatusOr<Request> request) {
     const std::shared_ptr<Link> link = link_;
+    if (!request.ok()) CountRefusal(context_);
     auto submitted = request.ok() ? context_.engine->Submit(std::move(request).value())
                                   : StatusOr<std::shared_ptr<RequestStream>>(request.status());
     std::shared_ptr<RequestStream> stream;
@@ -145,6 +153,7 @@ class StreamReactor final : public grpc::ServerWriteReactor<Response> {
     while (!writing_ && !finished_ && !cancelled_) {
       if (!Fill()) {
         if (!stream_->TryPop(&event_)) return;
+        prompt_sent_ = 0;
         continue;
       }
       writing_ = true;
@@ -153,14 +162,15 @@ class StreamReactor final : public grpc::ServerWriteReactor<Response> {
   }
 
   // The next message of the event at hand; false when nothing of it is left. One event may hold all
-  // three kinds: a scoring request is answered by a single one.
+  // three kinds, and the report on a prompt is cut into messages of a bounded size.
   bool Fill() {
     response_.Clear();
-    if (!event_.prompt_tokens.empty()) {
-      if constexpr (requires { response_.mutable_prompt(); })
-        ToProto(*context_.tokenizer, event_, response_.mutable_prompt());
-      event_.prompt_tokens.clear();
-      if (response_.event_case() != Response::EVENT_NOT_SET) return true;
+    if (prompt_sent_ < std::max(event_.prompt_tokens.size(), event_.prompt_argmax.size())) {
+      if constexpr (requires { response_.mutable_prompt(); }) {
+        prompt_sent_ =
+            ToProto(*context_.tokenizer, event_, prompt_sent_, response_.mutable_prompt());
+        return true;
+      }
     }
     if (!event_.text.empty() || !event_.tokens.empty()) {
       ToProto(*context_.tokenizer, event_, response_.mutable_delta());
@@ -195,7 +205,8 @@ class StreamReactor final : public grpc::ServerWriteReactor<Response> {
   ActiveCalls* const calls_;
   const std::shared_ptr<Link> link_;
   std::shared_ptr<RequestStream> stream_;
-  StreamEvent event_;  // what is left of the event being written
+  StreamEvent event_;       // what is left of the event being written
+  size_t prompt_sent_ = 0;  // entries of its prompt_tokens
   Response response_;
   bool writing_ = false, finished_ = false, cancelled_ = false, last_written_ = false;
 };

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <span>
 
 #include "daemon/draft_source.h"
 #include "daemon/utf8.h"
@@ -170,7 +171,8 @@ Status FillStops(const ApiContext& context, const v1::Limits& in, Request* reque
   return OkStatus();
 }
 
-Status FillLimits(const ApiContext& context, const v1::Limits& in, Request* request) {
+Status FillLimits(const ApiContext& context, const v1::Limits& in, const Arrival& arrival,
+                  Request* request) {
   const uint32_t context_tokens = context.engine->context();
   const size_t prompt = request->prompt.size();
   if (prompt == 0) return InvalidArgument("the prompt has no tokens; give at least one");
@@ -208,9 +210,36 @@ Status FillLimits(const ApiContext& context, const v1::Limits& in, Request* requ
   }
   request->hash_logits = in.hash_logits();
   if (context.options->request_seconds > 0) {
-    request->deadline_ns = NowNs() + static_cast<uint64_t>(context.options->request_seconds * 1e9);
+    request->deadline_ns =
+        arrival.ns + static_cast<uint64_t>(context.options->request_seconds * 1e9);
   }
   return FillStops(context, in, request);
+}
+
+// Whether a text of this size could fit at all: known from its length alone.
+Status CheckTextSize(const ApiContext& context, const char* what, size_t bytes) {
+  const uint32_t tokens = context.engine->context();
+  const uint64_t most = context.tokenizer->TextBytesMax(tokens);
+  if (bytes <= most) return OkStatus();
+  return InvalidArgument(
+      "the {} has {} bytes; the context holds {} tokens (option context), which are at most {} "
+      "bytes",
+      what, bytes, tokens, most);
+}
+
+StatusOr<std::vector<int32_t>> EncodePrompt(const ApiContext& context, std::string_view text,
+                                            bool parse_special, const Arrival& arrival,
+                                            std::span<const size_t> marks = {}) {
+  EncodeOptions options;
+  options.parse_special = parse_special;
+  options.marks = marks;
+  options.tokens_max = context.engine->context();
+  options.stop = arrival.gone;
+  auto ids = context.tokenizer->Encode(text, options);
+  if (ids.status().code() != StatusCode::kOutOfRange) return ids;
+  return InvalidArgument(
+      "the prompt has more than {} tokens; the context holds {} (option context)",
+      options.tokens_max, options.tokens_max);
 }
 
 Status CheckModel(const ApiContext& context, const std::string& model) {
@@ -234,7 +263,7 @@ StatusOr<std::string> TemplateVariables(const v1::ChatRequest& in) {
   std::string json;
   for (const auto& [key, value] : in.template_options_json()) {
     if (!nlohmann::json::accept(value)) {
-      return InvalidArgument("template_options_json['{}'] is not valid JSON: {}", key,
+      return InvalidArgument("template_options_json['{}'] is not valid JSON: {}", Quoted(key),
                              Quoted(value));
     }
     json += json.empty() ? "{" : ",";
@@ -335,11 +364,14 @@ const char* LaneName(uint32_t lane) {
   return lane < kLanes ? kNames[lane] : "?";
 }
 
-StatusOr<Request> ToRequest(const ApiContext& context, const v1::GenerateRequest& in) {
+StatusOr<Request> ToRequest(const ApiContext& context, const v1::GenerateRequest& in,
+                            const Arrival& arrival) {
   LODE_RETURN_IF_ERROR(CheckModel(context, in.model()));
   Request request;
   if (in.has_text()) {
-    LODE_ASSIGN_OR_RETURN(request.prompt, context.tokenizer->Encode(in.text(), !in.raw_text()));
+    LODE_RETURN_IF_ERROR(CheckTextSize(context, "prompt", in.text().size()));
+    LODE_ASSIGN_OR_RETURN(request.prompt,
+                          EncodePrompt(context, in.text(), !in.raw_text(), arrival));
   } else if (in.has_tokens()) {
     request.prompt.assign(in.tokens().ids().begin(), in.tokens().ids().end());
     LODE_RETURN_IF_ERROR(CheckTokens(*context.tokenizer, request.prompt));
@@ -349,11 +381,12 @@ StatusOr<Request> ToRequest(const ApiContext& context, const v1::GenerateRequest
   request.keep_special = in.keep_special();
   LODE_RETURN_IF_ERROR(FillSampling(context, in.sampling(), &request));
   LODE_RETURN_IF_ERROR(FillDrafts(context, in.drafts(), &request));
-  LODE_RETURN_IF_ERROR(FillLimits(context, in.limits(), &request));
+  LODE_RETURN_IF_ERROR(FillLimits(context, in.limits(), arrival, &request));
   return request;
 }
 
-StatusOr<Request> ToRequest(const ApiContext& context, const v1::ChatRequest& in) {
+StatusOr<Request> ToRequest(const ApiContext& context, const v1::ChatRequest& in,
+                            const Arrival& arrival) {
   LODE_RETURN_IF_ERROR(CheckModel(context, in.model()));
   if (context.chat_template == nullptr) {
     return FailedPrecondition("the model '{}' has no chat template; use Generate with a prompt",
@@ -363,14 +396,19 @@ StatusOr<Request> ToRequest(const ApiContext& context, const v1::ChatRequest& in
     return InvalidArgument(
         "limits.prompt_logprobs is answered by Generate only; render the conversation there");
   }
+  // What is said, as every template prints it; other fields it may leave out.
+  size_t said = 0;
+  for (const v1::ChatMessage& message : in.messages()) said += message.content().size();
+  LODE_RETURN_IF_ERROR(CheckTextSize(context, "conversation", said));
   LODE_ASSIGN_OR_RETURN(const ChatRequest chat, ToTemplate(in));
-  LODE_ASSIGN_OR_RETURN(const std::string prompt, context.chat_template->Render(chat));
+  LODE_ASSIGN_OR_RETURN(const RenderedChat prompt, context.chat_template->Render(chat));
   Request request;
-  LODE_ASSIGN_OR_RETURN(request.prompt, context.tokenizer->Encode(prompt, /*parse_special=*/true));
+  LODE_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(context, prompt.text, /*parse_special=*/true,
+                                                     arrival, prompt.marks));
   request.keep_special = in.keep_special();
   LODE_RETURN_IF_ERROR(FillSampling(context, in.sampling(), &request));
   LODE_RETURN_IF_ERROR(FillDrafts(context, in.drafts(), &request));
-  LODE_RETURN_IF_ERROR(FillLimits(context, in.limits(), &request));
+  LODE_RETURN_IF_ERROR(FillLimits(context, in.limits(), arrival, &request));
   return request;
 }
 
@@ -379,10 +417,19 @@ void ToProto(const Tokenizer& tokenizer, const StreamEvent& event, v1::Delta* de
   for (const TokenOut& token : event.tokens) FillToken(tokenizer, token, delta->add_tokens());
 }
 
-void ToProto(const Tokenizer& tokenizer, const StreamEvent& event, v1::PromptLogprobs* prompt) {
-  for (const TokenOut& token : event.prompt_tokens)
-    FillToken(tokenizer, token, prompt->add_tokens());
-  for (int32_t id : event.prompt_argmax) prompt->add_argmax(id);
+size_t ToProto(const Tokenizer& tokenizer, const StreamEvent& event, size_t begin,
+               v1::PromptLogprobs* prompt) {
+  // A part ends with a choice whose token is in the next one, so the lists differ by one at most.
+  const size_t end = std::max(event.prompt_tokens.size(), event.prompt_argmax.size());
+  size_t i = begin;
+  for (size_t bytes = 0; i < end && bytes < kPartBytes; ++i) {
+    if (i < event.prompt_argmax.size()) prompt->add_argmax(event.prompt_argmax[i]);
+    if (i >= event.prompt_tokens.size()) continue;
+    v1::Token* token = prompt->add_tokens();
+    FillToken(tokenizer, event.prompt_tokens[i], token);
+    bytes += token->ByteSizeLong();
+  }
+  return i;
 }
 
 void ToProto(const FinishEvent& finish, v1::Finish* out) {
@@ -418,6 +465,7 @@ void ToProto(const ApiContext& context, const EngineSnapshot& s, v1::StatusRespo
     worker->set_state(w.state);
     worker->set_restarts(w.restarts);
     worker->set_detail(w.detail);
+    for (const auto& [name, value] : w.statistics) (*worker->mutable_statistics())[name] = value;
   }
   out->set_running(s.running);
   out->set_queued(s.queued);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -19,6 +20,8 @@
 
 #include "daemon/cli/interrupt.h"
 #include "shared/base/fd.h"
+#include "shared/control/grpc_log.h"
+#include "shared/model/model_source.h"
 
 namespace lode::cli {
 namespace {
@@ -30,6 +33,8 @@ constexpr milliseconds kProbe{5000};  // a daemon that does not answer Status by
 constexpr milliseconds kPoll{50};     // between two looks at a loading daemon
 constexpr seconds kStopGrace{10};     // after SIGTERM
 constexpr seconds kListenLimit{120};  // a private daemon listens by then: its model file is open
+constexpr const char* kPrivatePrefix = "lode-private-";
+constexpr const char* kOwnerFile = "owner";
 constexpr seconds kUnansweredLimit{20};  // a daemon that was there and stopped answering
 
 std::vector<std::string> UsualTargets() {
@@ -58,6 +63,29 @@ std::string LastLines(const std::string& path, size_t bytes) {
   if (text.size() <= bytes) return text;
   const size_t cut = text.find('\n', text.size() - bytes);
   return cut == std::string::npos ? text.substr(text.size() - bytes) : text.substr(cut + 1);
+}
+
+// A folder is in use while its owner (or, for some seconds after the owner was killed, its daemon)
+// lives: each holds a lock that the kernel releases with the process.
+bool Held(const std::string& lock_file) {
+  Fd fd(open(lock_file.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  return fd.valid() && flock(fd.get(), LOCK_EX | LOCK_NB) != 0;
+}
+
+// Removes what private stacks left whose owner was killed before it could clean up.
+void RemoveStaleFolders(const std::filesystem::path& temp) {
+  constexpr time_t kYoungSeconds = 10;  // its owner may be about to take the lock
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(temp, error)) {
+    const std::string path = entry.path().string();
+    if (entry.path().filename().string().rfind(kPrivatePrefix, 0) != 0) continue;
+    struct stat info = {};
+    if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != getuid())
+      continue;
+    if (time(nullptr) - info.st_mtime < kYoungSeconds) continue;
+    if (Held(path + "/" + kOwnerFile) || Held(path + "/control/lock")) continue;
+    std::filesystem::remove_all(path, error);
+  }
 }
 
 }  // namespace
@@ -103,9 +131,26 @@ StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options)
             "no daemon answers on {}; is the path right, and may you open it (group lode)?",
             target);
       }
+      if (!options.model.empty()) {
+        LODE_ASSIGN_OR_RETURN(const bool serves, client->Serves(options.model));
+        if (!serves) {
+          return FailedPrecondition(
+              "the daemon on {} serves another model than '{}'; unset LODE_SOCKET, or give "
+              "--private",
+              target, options.model);
+        }
+      }
     } else {
       for (const std::string& path : UsualTargets()) {
-        if (access(path.c_str(), F_OK) == 0 && client->TryTarget("unix:" + path)) break;
+        if (access(path.c_str(), F_OK) != 0 || !client->TryTarget("unix:" + path)) continue;
+        if (options.model.empty()) break;
+        LODE_ASSIGN_OR_RETURN(const bool serves, client->Serves(options.model));
+        if (serves) break;
+        client->stub_.reset();
+        if (!options.quiet) {
+          std::fprintf(stderr, "the daemon on %s serves another model; starting a private one\n",
+                       path.c_str());
+        }
       }
     }
   }
@@ -116,6 +161,7 @@ StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options)
 }
 
 bool Client::TryTarget(const std::string& target) {
+  SilenceGrpcLog();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   // Calls of one process share connections by default; a private stack that was replaced must not
@@ -132,15 +178,34 @@ bool Client::TryTarget(const std::string& target) {
   return true;
 }
 
+// Whether the daemon's model is this one: the same file, or the same synth: description.
+StatusOr<bool> Client::Serves(const std::string& model) {
+  LODE_ASSIGN_OR_RETURN(const auto wanted, ModelSource::Open(model));
+  grpc::ClientContext call;
+  call.set_deadline(std::chrono::system_clock::now() + kProbe);
+  v1::ListModelsResponse models;
+  LODE_RETURN_IF_ERROR(FromGrpc(stub_->ListModels(&call, {}, &models)));
+  const std::string there = models.models_size() > 0 ? models.models(0).source() : "";
+  if (there == wanted->description()) return true;
+  std::error_code error;
+  return std::filesystem::equivalent(there, wanted->description(), error) && !error;
+}
+
 Status Client::StartPrivate(const ConnectOptions& options) {
   if (options.model.empty()) {
     return NotFound(
         "no daemon is running and no model is named; start the service, or give --model FILE to "
         "start a private one");
   }
-  std::string dir = (std::filesystem::temp_directory_path() / "lode-private-XXXXXX").string();
+  const std::filesystem::path temp = std::filesystem::temp_directory_path();
+  RemoveStaleFolders(temp);
+  std::string dir = (temp / (std::string(kPrivatePrefix) + "XXXXXX")).string();
   if (mkdtemp(dir.data()) == nullptr) return ErrnoStatus("making a folder like " + dir, errno);
   private_dir_ = dir;
+  owner_lock_.Reset(
+      open((dir + "/" + kOwnerFile).c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!owner_lock_.valid() || flock(owner_lock_.get(), LOCK_EX | LOCK_NB) != 0)
+    return ErrnoStatus("locking the folder " + dir, errno);
   SetInterruptCleanup([this] { StopPrivate(); });
   const std::string log = dir + "/loded.log";
   std::vector<std::string> args = {

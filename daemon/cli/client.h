@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lode/v1/lode.grpc.pb.h"
+#include "shared/base/fd.h"
 #include "shared/base/status.h"
 
 namespace lode::cli {
@@ -37,11 +38,13 @@ class Client {
   Status StartPrivate(const ConnectOptions& options);
   Status WaitReady(bool quiet);
   bool TryTarget(const std::string& target);
+  StatusOr<bool> Serves(const std::string& model);
   void StopPrivate();
 
   std::unique_ptr<v1::LodeService::Stub> stub_;
   std::string target_;
   std::string private_dir_;  // removed at the end
+  Fd owner_lock_;            // held while this process lives: the folder is in use
   pid_t daemon_ = -1;
 };
 

@@ -1,10 +1,12 @@
 // The commands of `lode`. Each gets its parsed options and returns an error of one sentence, which
-// main prints; the exit code is 0 or 1, and 2 for wrong flags. Text of answers goes to stdout,
-// everything else to stderr.
+// main prints; the exit code is 0 or 1, 2 for wrong flags, 130 after Ctrl-C. Text of answers goes
+// to stdout, everything else to stderr.
 #pragma once
 
 #include <istream>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/cli/client.h"
@@ -14,7 +16,8 @@ namespace lode::cli {
 
 struct SamplingOptions {
   double temperature = -1, top_p = -1, min_p = -1;  // -1: the model's own defaults
-  int64_t top_k = -1, seed = -1;
+  int64_t top_k = -1;
+  std::optional<uint64_t> seed;
   int64_t max_tokens = -1;
   std::vector<std::string> stop;
 };
@@ -25,6 +28,8 @@ struct DraftFlags {
   double min_p = -1;         // -1: the daemon's
   bool coupled = false, uncoupled = false, fixed = false;
 };
+// Texts travel as UTF-8. `what` begins the sentence.
+Status CheckUtf8(std::string_view what, std::string_view text);
 
 struct RunOptions {
   ConnectOptions connect;
@@ -41,6 +46,8 @@ struct RunOptions {
 Status Run(const RunOptions& options);
 Status Chat(const RunOptions& options);
 
+// `changes`: "option=value".
+Status Tune(ConnectOptions connect, const std::vector<std::string>& changes);
 Status ShowStatus(ConnectOptions connect, bool json);
 Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw);
 // "id count" lines of the tokens of a text, most frequent first: what option draft_vocab reads.

@@ -52,20 +52,23 @@ Status ScoreChunk(Client& client, const int32_t* tokens, size_t n, Evaluation* o
   grpc::ClientContext call;
   auto reader = client.stub().Generate(&call, request);
   v1::GenerateResponse response;
-  bool seen = false;
+  size_t seen = 0;  // the very first token has no probability
   while (reader->Read(&response)) {
     if (response.has_finish() && response.finish().reason() == v1::FINISH_REASON_ERROR) {
       return Internal("the model failed on the text: {}", response.finish().error());
     }
     if (!response.has_prompt()) continue;
-    seen = true;
     const v1::PromptLogprobs& prompt = response.prompt();
-    for (int i = 1; i < prompt.tokens_size(); ++i) out->nats -= prompt.tokens(i).logprob();
-    out->scored += static_cast<uint64_t>(std::max(0, prompt.tokens_size() - 1));
+    for (const v1::Token& token : prompt.tokens()) {
+      if (seen++ == 0) continue;
+      out->nats -= token.logprob();
+      ++out->scored;
+    }
     out->argmax.insert(out->argmax.end(), prompt.argmax().begin(), prompt.argmax().end());
   }
   LODE_RETURN_IF_ERROR(FromGrpc(reader->Finish()));
-  return seen ? OkStatus() : Internal("the daemon sent no log probabilities for the text");
+  if (seen == n) return OkStatus();
+  return Internal("the daemon sent log probabilities for {} of {} tokens", seen, n);
 }
 
 Status Save(const Evaluation& e, const std::string& path) {
@@ -115,6 +118,7 @@ Status Compare(const Evaluation& e, const std::string& path) {
 
 Status Eval(const EvalOptions& options) {
   LODE_ASSIGN_OR_RETURN(const std::string text, ReadFile(options.file));
+  LODE_RETURN_IF_ERROR(CheckUtf8(fmt::format("'{}'", options.file), text));
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(options.connect));
   v1::TokenizeRequest tokenize;
   tokenize.set_text(text);

@@ -20,7 +20,7 @@ void FillSampling(const SamplingOptions& in, v1::Sampling* sampling, v1::Limits*
   if (in.top_p >= 0) sampling->set_top_p(static_cast<float>(in.top_p));
   if (in.min_p >= 0) sampling->set_min_p(static_cast<float>(in.min_p));
   if (in.top_k >= 0) sampling->set_top_k(static_cast<uint32_t>(in.top_k));
-  if (in.seed >= 0) sampling->set_seed(static_cast<uint64_t>(in.seed));
+  if (in.seed) sampling->set_seed(*in.seed);
   if (in.max_tokens >= 0) limits->set_max_tokens(static_cast<uint32_t>(in.max_tokens));
   for (const std::string& stop : in.stop) limits->add_stop(stop);
 }
@@ -166,6 +166,13 @@ StatusOr<std::string> ReadPrompt(const std::string& prompt) {
   return text;
 }
 
+Status CheckTexts(const RunOptions& options) {
+  LODE_RETURN_IF_ERROR(CheckUtf8("the system message", options.system));
+  for (const std::string& stop : options.sampling.stop)
+    LODE_RETURN_IF_ERROR(CheckUtf8("a stop string", stop));
+  return OkStatus();
+}
+
 void AddMessage(v1::ChatRequest* request, const char* role, const std::string& content) {
   v1::ChatMessage* message = request->add_messages();
   message->set_role(role);
@@ -175,7 +182,9 @@ void AddMessage(v1::ChatRequest* request, const char* role, const std::string& c
 }  // namespace
 
 Status Run(const RunOptions& options) {
+  LODE_RETURN_IF_ERROR(CheckTexts(options));
   LODE_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(options.prompt));
+  LODE_RETURN_IF_ERROR(CheckUtf8("the prompt", prompt));
   LODE_ASSIGN_OR_RETURN(const ConnectOptions connect, ConnectionOf(options));
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   std::string answer;
@@ -202,13 +211,14 @@ Status Run(const RunOptions& options) {
   }
   if (!finish.ok()) return finish.status();
   PrintEnd(options, *finish);
-  if (finish->reason() == v1::FINISH_REASON_CANCELLED) {
-    return Error(StatusCode::kCancelled, "the answer was cancelled");
-  }
-  return OkStatus();
+  if (finish->reason() != v1::FINISH_REASON_CANCELLED) return OkStatus();
+  if (WasInterrupted()) return Error(StatusCode::kCancelled, "the answer was cancelled");
+  return Unavailable("the daemon cancelled the answer: {}",
+                     finish->error().empty() ? "the call was cut" : finish->error());
 }
 
 Status Chat(const RunOptions& options) {
+  LODE_RETURN_IF_ERROR(CheckTexts(options));
   LODE_ASSIGN_OR_RETURN(const ConnectOptions connect, ConnectionOf(options));
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   v1::ChatRequest request;
@@ -226,6 +236,10 @@ Status Chat(const RunOptions& options) {
   for (;;) {
     if (terminal) std::fprintf(stderr, "> ");
     if (!std::getline(std::cin, line) || line.empty()) return OkStatus();
+    if (const Status valid = CheckUtf8("the line", line); !valid.ok()) {
+      std::fprintf(stderr, "lode: %s\n", Message(valid).c_str());
+      continue;
+    }
     if (line == "/new") {
       request.clear_messages();
       if (!options.system.empty()) AddMessage(&request, "system", options.system);

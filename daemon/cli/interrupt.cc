@@ -11,7 +11,8 @@
 namespace lode::cli {
 namespace {
 
-std::mutex mutex;  // guards the two below
+std::mutex mutex;  // guards the three below
+bool interrupted = false;
 grpc::ClientContext* current_call = nullptr;
 std::function<void()> cleanup_at_end;
 
@@ -34,6 +35,7 @@ void Watch() {
       if (signal == SIGINT && current_call != nullptr) {
         current_call->TryCancel();
         current_call = nullptr;  // a second one ends the program
+        interrupted = true;
         continue;
       }
       cleanup = std::move(cleanup_at_end);
@@ -60,6 +62,12 @@ void UnblockInterrupts() {
 CancelOnInterrupt::CancelOnInterrupt(grpc::ClientContext* call) {
   std::lock_guard lock(mutex);
   current_call = call;
+  interrupted = false;
+}
+
+bool WasInterrupted() {
+  std::lock_guard lock(mutex);
+  return interrupted;
 }
 
 CancelOnInterrupt::~CancelOnInterrupt() {

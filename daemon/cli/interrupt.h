@@ -20,6 +20,10 @@ class CancelOnInterrupt {
   explicit CancelOnInterrupt(grpc::ClientContext* call);
   ~CancelOnInterrupt();
 };
+// Whether the last call that Ctrl-C could cancel was cancelled by it.
+bool WasInterrupted();
+// What a shell expects of a program that SIGINT ended, by whatever way.
+inline constexpr int kInterruptedExit = 130;
 
 // What to do before the program ends by a signal; empty: nothing. Runs on the watching thread, at
 // most once.

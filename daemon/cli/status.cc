@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "daemon/cli/commands.h"
+#include "daemon/utf8.h"
 
 namespace lode::cli {
 namespace {
@@ -19,6 +20,13 @@ constexpr std::chrono::seconds kAnswer{10};
 constexpr size_t kCountBytes = 1 << 20;  // of a corpus in one call
 
 }  // namespace
+
+Status CheckUtf8(std::string_view what, std::string_view text) {
+  const size_t valid = ValidUtf8Prefix(text);
+  if (valid == text.size()) return OkStatus();
+  return InvalidArgument("{} is not UTF-8: byte {} ({:#04x}) begins no character", what, valid,
+                         static_cast<unsigned char>(text[valid]));
+}
 
 Status ShowStatus(ConnectOptions connect, bool json) {
   connect.wait_ready = false;
@@ -57,6 +65,7 @@ Status ShowStatus(ConnectOptions connect, bool json) {
 }
 
 Status Tokenize(const ConnectOptions& connect, const std::string& text, bool raw) {
+  LODE_RETURN_IF_ERROR(CheckUtf8("the text", text));
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() + kAnswer);

@@ -385,6 +385,19 @@ std::string ExampleToml() {
   return out;
 }
 
+std::vector<std::string> OptionsWithoutRestart() {
+  std::vector<std::string> names;
+  for (const OptionRow& row : OptionRows()) {
+    if (!row.restart) names.push_back(row.name);
+  }
+  return names;
+}
+
+std::string OptionText(std::string_view name, const Options& options) {
+  const OptionRow* row = FindOption(name);
+  return row ? ValueText(*row, options) : "";
+}
+
 std::string ChangedOptions(const Options& options) {
   std::string out;
   const Options defaults;

@@ -43,6 +43,10 @@ StatusOr<bool> IsLoopbackAddress(std::string_view address);
 std::string HelpText(std::string_view program);
 std::string OptionsMarkdown();
 std::string ExampleToml();
+// Names of the options that `lode tune` may change, and one option's value as text (empty: unknown
+// name).
+std::vector<std::string> OptionsWithoutRestart();
+std::string OptionText(std::string_view name, const Options& options);
 // "name=value ..." of every option that differs from its default, for the log at start.
 std::string ChangedOptions(const Options& options);
 

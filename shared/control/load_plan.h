@@ -24,6 +24,7 @@ struct LoadPlan {
   uint32_t context = 0;  // tokens
   uint64_t vram_budget_bytes = 0;
   std::string profile;       // expert ranking file; empty: spread evenly
+  std::string save_profile;  // where the learned one goes at an orderly stop; empty: nowhere
   uint32_t spin_us = 0;      // busy polling before sleeping
   uint32_t wait_ms = 0;      // bounded wait without progress of a worker
   uint32_t wait_max_ms = 0;  // bounded wait in all

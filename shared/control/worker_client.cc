@@ -16,6 +16,7 @@
 #include "lode/control/v1/control.grpc.pb.h"
 #include "shared/base/limits.h"
 #include "shared/base/version.h"
+#include "shared/control/grpc_log.h"
 #include "shared/shm/wait_word.h"
 
 namespace lode {
@@ -51,6 +52,7 @@ StatusOr<LoadPlan> TakeLoadPlan(const pb::LoadPlan& in) {
   plan.context = in.context();
   plan.vram_budget_bytes = in.vram_budget_bytes();
   plan.profile = in.profile();
+  plan.save_profile = in.save_profile();
   plan.spin_us = in.spin_us();
   plan.wait_ms = in.wait_ms();
   plan.wait_max_ms = in.wait_max_ms();
@@ -155,6 +157,7 @@ StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(const std::string&
   std::unique_ptr<WorkerClient> client(new WorkerClient());
   Impl& impl = *client->impl_;
   impl.events = std::move(events);
+  SilenceGrpcLog();
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
                    0);  // a proxy variable of the environment must not catch a unix socket

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "shared/gguf/printable.h"
 #include "shared/model/synth_bytes.h"
@@ -103,6 +104,7 @@ Status SetKey(std::string_view key, std::string_view value, SynthOptions* option
 
 // Splits at commas and applies "key=value" parts; the first part may be a preset's name.
 Status ApplyText(std::string_view text, bool preset_allowed, bool* used_given, SynthOptions* options) {
+  std::set<std::string_view> given;  // a preset's keys may be given again, once
   while (!text.empty()) {
     const size_t comma = text.find(',');
     const std::string_view part = text.substr(0, comma);
@@ -114,6 +116,8 @@ Status ApplyText(std::string_view text, bool preset_allowed, bool* used_given, S
       return InvalidArgument("synth: '{}' is neither key=value nor the preset {} in first place", Printable(part),
                              kFlagship);
     } else {
+      if (!given.insert(part.substr(0, equals)).second)
+        return InvalidArgument("synth: key '{}' is given twice", Printable(part.substr(0, equals)));
       *used_given |= part.substr(0, equals) == "experts_used";
       LODE_RETURN_IF_ERROR(SetKey(part.substr(0, equals), part.substr(equals + 1), options));
     }

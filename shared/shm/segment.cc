@@ -112,6 +112,11 @@ StatusOr<std::unique_ptr<Segment>> Segment::Create(const std::string& label, siz
   const int fd = segment->fd();
   if (fd < 0) return ErrnoStatus(fmt::format("memfd_create for segment '{}'", label), errno);
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    if (errno == EFBIG) {
+      return ResourceExhausted(
+          "segment '{}' needs {} bytes, which is more than the limit of file sizes (ulimit -f)",
+          label, bytes);
+    }
     return ErrnoStatus(fmt::format("cannot size segment '{}' to {} bytes", label, bytes), errno);
   }
   if (fcntl(fd, F_ADD_SEALS, kSeals) != 0)

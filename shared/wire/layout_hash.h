@@ -124,6 +124,7 @@ inline constexpr uint64_t kWindowLayoutHash = LayoutHash({
     offsetof(SequenceArea, heap),
     sizeof(WindowSegment),
     offsetof(WindowSegment, generation),
+    offsetof(WindowSegment, pulse),
     offsetof(WindowSegment, plans),
     offsetof(WindowSegment, results),
     offsetof(WindowSegment, traces),

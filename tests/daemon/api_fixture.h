@@ -27,6 +27,7 @@ inline ChatTemplate& DemoTemplate() {
   static const std::unique_ptr<ChatTemplate> chat = [] {
     ChatTemplateOptions options;
     options.script_path = LODE_BINARY_DIR "/bin/lode-template-helper.py";
+    options.control_tokens = DemoTokenizer().ControlNames();
     options.deadline = std::chrono::milliseconds(30'000);
     options.start_timeout = std::chrono::milliseconds(60'000);
     auto made = ChatTemplate::Create(DemoModel().tokenizer()->chat_template, options);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "api_fixture.h"
+#include "grpc_peers.h"
 
 namespace lode {
 namespace {
@@ -129,6 +130,9 @@ TEST_F(ApiTest, MalformedChatRequestsAreRefusedOneByOne) {
        "tool_calls of message 0"},
       {"bad option", [](R& r) { (*r.mutable_template_options_json())["enable_thinking"] = "yes"; },
        "template_options_json['enable_thinking']"},
+      {"bad option with a long name",
+       [](R& r) { (*r.mutable_template_options_json())[std::string(100'000, 'k')] = "yes"; },
+       "template_options_json['kkk"},
       {"empty option", [](R& r) { (*r.mutable_template_options_json())["a"] = ""; },
        "template_options_json['a']"},
       {"option that escapes",
@@ -138,6 +142,9 @@ TEST_F(ApiTest, MalformedChatRequestsAreRefusedOneByOne) {
       {"prompt logprobs", [](R& r) { r.mutable_limits()->set_prompt_logprobs(true); },
        "prompt_logprobs"},
       {"bad sampling", [](R& r) { r.mutable_sampling()->set_top_p(-1); }, "sampling.top_p"},
+      {"too long by its bytes",
+       [](R& r) { r.mutable_messages(0)->set_content(std::string(1 << 20, '?')); },
+       "the conversation has 1048576 bytes"},
       {"too long", [](R& r) { r.mutable_messages(0)->set_content(std::string(5000, '?')); },
        "the context holds"},
   };
@@ -189,10 +196,55 @@ TEST_F(ApiTest, MessagesBeyondTheLimitAndTextsBeyondTheirs) {
   v1::GenerateRequest request = Fine();
   request.set_text(std::string(65u << 20, 'x'));  // the message limit is 64 MiB
   EXPECT_EQ(Generate(*stub, request).status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
-  request.set_text(std::string(17u << 20, 'x'));  // the encoder's is 16 MiB
-  const Answer answer = Generate(*stub, request);
-  EXPECT_EQ(answer.status.error_code(), StatusCode::INVALID_ARGUMENT)
+  // A context of 64 tokens cannot hold this, as its length alone says.
+  request.set_text(std::string(17u << 20, 'x'));
+  Answer answer = Generate(*stub, request);
+  EXPECT_EQ(answer.status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(answer.status.error_message().find("the prompt has 17825792 bytes"), std::string::npos)
       << answer.status.error_message();
+  request.set_text(std::string(200, '?'));  // might fit by its length, does not by its tokens
+  answer = Generate(*stub, request);
+  EXPECT_EQ(answer.status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(answer.status.error_message().find("the prompt has more than 64 tokens"),
+            std::string::npos)
+      << answer.status.error_message();
+  // A conversation is measured before the template sees it.
+  v1::ChatRequest chat;
+  chat.add_messages()->set_role("user");
+  chat.mutable_messages(0)->set_content(std::string(10u << 20, 'x'));
+  grpc::ClientContext call;
+  SetDeadline(&call);
+  auto reader = stub->Chat(&call, chat);
+  v1::ChatResponse response;
+  EXPECT_FALSE(reader->Read(&response));
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(status.error_message().find("the conversation has 10485760 bytes"), std::string::npos)
+      << status.error_message();
+  EXPECT_EQ(counters_.requests_refused.load(), 3u);  // the one that gRPC refused nobody saw
+  EXPECT_EQ(counters_.requests_submitted.load(), 3u);
+  ExpectServes();
+}
+
+// Bytes that are no message end the call inside the library, which calls that UNIMPLEMENTED.
+TEST_F(ApiTest, UnreadableMessagesAreNamed) {
+  ASSERT_TRUE(Start().ok());
+  const auto channel = Channel("unix:" + options_.socket);
+  for (const char* method : {"Generate", "Chat", "Tokenize", "Detokenize", "Status"}) {
+    GenericCall call(channel, std::string("/lode.v1.LodeService/") + method);
+    call.Write(std::string("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 11));
+    std::string response;
+    EXPECT_FALSE(call.Read(&response)) << method;
+    EXPECT_EQ(call.End().error_code(), StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_NE(call.End().error_message().find("cannot be read"), std::string::npos)
+        << call.End().error_message();
+  }
+  // A method that is not there is another matter.
+  GenericCall call(channel, "/lode.v1.LodeService/Fly");
+  call.Write("");
+  std::string response;
+  EXPECT_FALSE(call.Read(&response));
+  EXPECT_EQ(call.End().error_code(), StatusCode::UNIMPLEMENTED);
   ExpectServes();
 }
 

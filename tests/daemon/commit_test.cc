@@ -145,6 +145,33 @@ TEST(Commit, PromptLogprobsAreReportedOnce) {
   EXPECT_EQ(done.event.finish->reason, FinishReason::kLength);
 }
 
+TEST(Commit, LongPromptsAreReportedInParts) {
+  const size_t n = 2 * kPromptPartRows + 13;
+  Request request = MakeRequest(std::string(n, 'x'), 0);
+  request.prompt_logprobs = true;
+  auto sequence = Make(std::move(request));
+  std::vector<int32_t> argmax;
+  size_t tokens = 0, events = 0;
+  bool restarted = false;
+  for (size_t done = 0; done < n;) {
+    if (!restarted && done > kPromptPartRows + 5) {  // the worker dies: nothing is reported twice
+      sequence->StartOver(9);
+      restarted = true;
+    }
+    const uint32_t rows = static_cast<uint32_t>(std::min<size_t>(5, n - sequence->rows_done));
+    const Committed out = Step(sequence.get(), rows, 0);
+    done = sequence->rows_done;
+    events += out.has_event;
+    tokens += out.event.prompt_tokens.size();
+    argmax.insert(argmax.end(), out.event.prompt_argmax.begin(), out.event.prompt_argmax.end());
+    EXPECT_LE(out.event.prompt_tokens.size(), kPromptPartRows + kWindowRowsMax);
+  }
+  EXPECT_EQ(events, 3u);
+  EXPECT_EQ(tokens, n);
+  ASSERT_EQ(argmax.size(), n);
+  for (size_t i = 0; i < n; ++i) EXPECT_EQ(argmax[i], static_cast<int32_t>(i));
+}
+
 TEST(Commit, DraftsCountOnlyWhileTheyArePicked) {
   auto sequence = Make(MakeRequest("p", 9));
   Step(sequence.get(), 1, 'a');

@@ -39,6 +39,7 @@ class EngineKillTest : public testing::Test {
     const std::string socket = testing::TempDir() + "/lode-eng-" + std::to_string(getpid());
     auto setup = MakeSetup(options, DemoModel(), topology, socket, LODE_BINARY_DIR "/bin");
     ASSERT_TRUE(setup.ok()) << setup.status();
+    setup->supervisor.pulse_seconds = 2;  // for the worker that is stopped below
     auto supervisor = Supervisor::Create(setup->supervisor);
     ASSERT_TRUE(supervisor.ok()) << supervisor.status();
     supervisor_ = std::move(*supervisor);
@@ -70,13 +71,14 @@ class EngineKillTest : public testing::Test {
     request.hash_logits = true;
     return request;
   }
-  void Kill(const std::string& name) {
+  void Kill(const std::string& name, int signal = SIGKILL) {
     for (const auto& worker : supervisor_->Workers()) {
-      if (worker.name == name && worker.pid > 0) kill(worker.pid, SIGKILL);
+      if (worker.name == name && worker.pid > 0) kill(worker.pid, signal);
     }
   }
   // Kills `name` (if any) when `after` tokens have come.
-  Answer Run(const std::string& name = "", size_t after = 0, size_t again = 0) {
+  Answer Run(const std::string& name = "", size_t after = 0, size_t again = 0,
+             int signal = SIGKILL) {
     Answer answer;
     auto stream = scheduler_->Submit(MakeRequest());
     EXPECT_TRUE(stream.ok()) << stream.status();
@@ -88,7 +90,7 @@ class EngineKillTest : public testing::Test {
       for (const TokenOut& token : event.tokens) {
         answer.tokens.push_back(token.id);
         const size_t n = answer.tokens.size();
-        if (!name.empty() && (n == after || (again && n == again))) Kill(name);
+        if (!name.empty() && (n == after || (again && n == again))) Kill(name, signal);
       }
       answer.text += event.text;
     }
@@ -119,6 +121,10 @@ TEST_F(EngineKillTest, AnswersSurviveEveryWorkersDeath) {
     ExpectSame(calm, Run(name, 20));  // in the middle
     ExpectSame(calm, Run(name, 10, 40));
   }
+  // Stopped, not ended: nothing of it closes, and the answer goes on all the same.
+  ExpectSame(calm, Run("gpu0", 30, 0, SIGSTOP));
+  EXPECT_NE(supervisor_->last_gpu_end().find("has not run for"), std::string::npos)
+      << supervisor_->last_gpu_end();
   EXPECT_GT(scheduler_->counters().sequences_rebuilt.load(), 0u);
   for (const auto& worker : supervisor_->Workers()) EXPECT_GE(worker.restarts, 3u) << worker.name;
 }

@@ -1,9 +1,10 @@
 // A worker that only plays its part in the control protocol. What it does stands in LODE_FAKE_CPU
 // or LODE_FAKE_GPU:
-//   ok            ready, then waits for its end       fail          reports a load failure
-//   abort         dies before it registers            silent        registers and says nothing more
-//   stubborn      ready, ignores every request to end
-//   abort_once    generation 1 dies after Ready, later ones are ok
+//   ok            ready, then waits for its end       fail          reports a load failure that
+//   stays fail_io       reports one that may pass abort         dies before it registers silent
+//   registers and says nothing more stubborn      ready, ignores every request to end abort_once
+//   generation 1 dies after Ready, later ones are ok stop_once     generation 1 stops itself
+//   (SIGSTOP) after Ready, later ones are ok
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "gpu_worker/pulse.h"
 #include "shared/control/worker_main.h"
 
 namespace {
@@ -20,8 +22,17 @@ lode::Status Live(lode::WorkerProcess& process, const std::string& how, bool cpu
   const std::vector<lode::SegmentWant> cpu_wants = {{"exchange", 1}, {"arena", 1}};
   const std::vector<lode::SegmentWant> gpu_wants = {
       {"window", 1}, {"exchange", 1}, {"arena", plan.n_nodes}};
-  LODE_ASSIGN_OR_RETURN(const auto segments, process.ReceiveSegments(cpu ? cpu_wants : gpu_wants));
+  LODE_ASSIGN_OR_RETURN(auto segments, process.ReceiveSegments(cpu ? cpu_wants : gpu_wants));
+  std::unique_ptr<lode::Segment> window;
+  std::unique_ptr<lode::Pulse> pulse;
+  if (!cpu) {
+    LODE_ASSIGN_OR_RETURN(window, lode::Segment::Attach(std::move(segments[0].fd), "window",
+                                                        sizeof(lode::WindowSegment),
+                                                        lode::Segment::Access::kReadWrite));
+    pulse = std::make_unique<lode::Pulse>(&window->As<lode::WindowSegment>()->pulse);
+  }
   if (how == "fail") return lode::ResourceExhausted("not enough locked memory; raise memlock");
+  if (how == "fail_io") return lode::Unavailable("the disk did not answer");
   while (how == "silent" && !process.stop())
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   process.Progress("read", 5, 10);
@@ -29,9 +40,9 @@ lode::Status Live(lode::WorkerProcess& process, const std::string& how, bool cpu
   report.summary = "fake";
   report.facts["isa"] = "scalar";
   process.Ready(report);
-  if (how == "abort_once" && process.flags().identity.generation == 1) {
+  if ((how == "abort_once" || how == "stop_once") && process.flags().identity.generation == 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    raise(SIGKILL);
+    raise(how == "abort_once" ? SIGKILL : SIGSTOP);
   }
   while (how == "stubborn" || !process.stop())
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -199,14 +199,72 @@ TEST(Scheduler, HangingWorkerIsReportedAndReplaced) {
   std::atomic<int> n{0};
   StubFleet fleet([&](const WindowPlan&) { return Reaction{++n == 3 ? Act::kHang : Act::kOk}; });
   SchedulerConfig config = Config();
-  config.watchdog_seconds = 0.2;
+  config.watchdog_seconds = 1;
   Scheduler scheduler(config, &fleet, &Bytes());
   scheduler.SetAccepting(true);
   RunMany(&scheduler, &fleet, 2, 10);
   EXPECT_EQ(fleet.gpu_restarts_, 1u);
-  EXPECT_NE(fleet.last_restart_.find("no progress for 0.2 s"), std::string::npos)
+  EXPECT_NE(fleet.last_restart_.find("no progress for 1.0 s"), std::string::npos)
       << fleet.last_restart_;
   EXPECT_EQ(scheduler.counters().stalls.load(), 1u);
+}
+
+// A CPU worker's end takes the lane down, then voids windows up to the noted one. So the window is
+// noted before the lane is looked at, and both before the plan is out: else a worker that ends in
+// between leaves a window that asks it and that nobody voids.
+TEST(Scheduler, WindowIsNotedBeforeTheLaneIsLookedAt) {
+  std::atomic<uint64_t> windows{0}, late{0};
+  StubFleet* probe = nullptr;
+  StubFleet fleet([&](const WindowPlan& plan) {
+    ++windows;
+    late += probe->noted_at_look_ < plan.window;
+    return Reaction{};
+  });
+  probe = &fleet;
+  Scheduler scheduler(Config(), &fleet, &Bytes());
+  scheduler.SetAccepting(true);
+  RunMany(&scheduler, &fleet, 3, 20);
+  EXPECT_GT(windows, 20u);
+  EXPECT_EQ(late, 0u);
+  // What the look found is what the plan says.
+  fleet.cpu_up_ = false;
+  RunMany(&scheduler, &fleet, 1, 5);
+  EXPECT_NE(fleet.Plans().back().flags & kCpuLaneDown, 0u);
+}
+
+// The window never ends; whoever is over hears so all the same, in the queue and in the window.
+TEST(Scheduler, HangingWindowHoldsNobodyWhoIsOver) {
+  std::atomic<bool> hung{false};
+  StubFleet fleet([&](const WindowPlan&) {
+    hung = true;
+    return Reaction{Act::kHang};
+  });
+  SchedulerConfig config = Config();
+  config.sequences = 2;
+  config.watchdog_seconds = 3600;
+  Scheduler scheduler(config, &fleet, &Bytes());
+  scheduler.SetAccepting(true);
+  auto cancelled = scheduler.Submit(MakeRequest("running", 5)).value();
+  const uint64_t deadline = In(60);
+  while (!hung && NowNs() < deadline) std::this_thread::yield();
+  Request late = MakeRequest("late", 5);
+  late.deadline_ns = In(0.1);
+  auto expired = scheduler.Submit(std::move(late)).value();
+  auto waiting = scheduler.Submit(MakeRequest("waiting", 5)).value();
+  auto last = scheduler.Submit(MakeRequest("last", 5)).value();
+  cancelled->Cancel();
+  waiting->Cancel();
+  EXPECT_EQ(Read(waiting.get()).finish.reason, FinishReason::kCancelled);
+  EXPECT_EQ(Read(cancelled.get()).finish.reason, FinishReason::kCancelled);
+  EXPECT_EQ(Read(expired.get()).finish.error.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(fleet.gpu_restarts_, 0u);
+  EXPECT_EQ(scheduler.Snapshot().running, 1u);  // its slot is in the window
+  fleet.Replace();                              // the border comes, then the next window hangs
+  last->Cancel();
+  EXPECT_TRUE(Read(last.get()).ended);
+  scheduler.Stop();
+  StreamEvent event;
+  EXPECT_FALSE(cancelled->TryPop(&event));  // one last event, not two
 }
 
 TEST(Scheduler, CancelledRequestsEndAtTheNextBorderAlsoInTheQueue) {
@@ -221,24 +279,24 @@ TEST(Scheduler, CancelledRequestsEndAtTheNextBorderAlsoInTheQueue) {
   auto third = scheduler.Submit(MakeRequest("third", 5));
   ASSERT_TRUE(first.ok() && second.ok() && third.ok());
   (*second)->Cancel();
-  EXPECT_EQ(Read(second->get(), 2).finish.reason, FinishReason::kCancelled);
+  EXPECT_EQ(Read(second->get()).finish.reason, FinishReason::kCancelled);
   (*first)->Cancel();
-  EXPECT_EQ(Read(first->get(), 2).finish.reason, FinishReason::kCancelled);
+  EXPECT_EQ(Read(first->get()).finish.reason, FinishReason::kCancelled);
   ExpectAnswer("third", 5, Read(third->get()));
 }
 
 TEST(Scheduler, DeadlinesEndRunningAndWaitingRequests) {
   StubFleet fleet;
-  fleet.window_delay_us_ = 2000;
+  fleet.window_delay_us_ = 10'000;  // the answer would take 15 s
   SchedulerConfig config = Config();
   config.sequences = 1;
   Scheduler scheduler(config, &fleet, &Bytes());
   scheduler.SetAccepting(true);
   Request running = MakeRequest("first", 1500), waiting = MakeRequest("second", 5);
-  running.deadline_ns = In(0.1);
-  waiting.deadline_ns = In(0.05);
+  running.deadline_ns = In(2);
+  waiting.deadline_ns = In(1);
   auto first = scheduler.Submit(std::move(running)), second = scheduler.Submit(std::move(waiting));
-  const Outcome late = Read(second->get(), 5), cut = Read(first->get(), 5);
+  const Outcome late = Read(second->get()), cut = Read(first->get());
   EXPECT_EQ(late.finish.error.code(), StatusCode::kDeadlineExceeded);
   EXPECT_EQ(cut.finish.error.code(), StatusCode::kDeadlineExceeded);
   EXPECT_GT(cut.tokens.size(), 3u);
@@ -247,13 +305,13 @@ TEST(Scheduler, DeadlinesEndRunningAndWaitingRequests) {
 TEST(Scheduler, ClientThatDoesNotReadStopsOnlyItself) {
   StubFleet fleet;
   SchedulerConfig config = Config();
-  config.slow_client_seconds = 0.3;
+  config.slow_client_seconds = 3;  // `paused` is read again within this, also on a busy machine
   Scheduler scheduler(config, &fleet, &Bytes());
   scheduler.SetAccepting(true);
   auto slow = scheduler.Submit(MakeRequest("slow", 1500));
   auto paused = scheduler.Submit(MakeRequest("paused", 400));
   ASSERT_TRUE(slow.ok() && paused.ok());
-  const uint64_t deadline = In(5);
+  const uint64_t deadline = In(60);
   while (!((*slow)->Full() && (*paused)->Full()) && NowNs() < deadline) std::this_thread::yield();
   ASSERT_TRUE((*slow)->Full());
   auto quick = scheduler.Submit(MakeRequest("quick", 100));
@@ -293,13 +351,13 @@ TEST(Scheduler, LimitsAreRefusedWithTheirNames) {
   EXPECT_NE(error(bad).find("logit bias"), std::string::npos);
   std::vector<std::shared_ptr<RequestStream>> streams;
   for (int i = 0; i < 3; ++i) streams.push_back(scheduler.Submit(MakeRequest("q", 1000)).value());
-  const uint64_t deadline = In(2);
+  const uint64_t deadline = In(60);
   while (scheduler.Snapshot().running < 1 && NowNs() < deadline) std::this_thread::yield();
   EXPECT_NE(error(MakeRequest("q", 1)).find("option queue"), std::string::npos);
   scheduler.Drain(In(0.1));  // cuts the rest
   EXPECT_NE(error(MakeRequest("q", 1)).find("draining"), std::string::npos);
   for (auto& stream : streams)
-    EXPECT_EQ(Read(stream.get(), 2).finish.reason, FinishReason::kCancelled);
+    EXPECT_EQ(Read(stream.get()).finish.reason, FinishReason::kCancelled);
 }
 
 TEST(Scheduler, WaitsForKvBlocksInOrder) {
@@ -373,7 +431,7 @@ TEST(Scheduler, StopEndsOpenStreams) {
   scheduler.SetAccepting(true);
   auto stream = scheduler.Submit(MakeRequest("x", 4));
   scheduler.Stop();
-  EXPECT_TRUE(Read(stream->get(), 2).ended);
+  EXPECT_TRUE(Read(stream->get()).ended);
   EXPECT_FALSE(scheduler.Submit(MakeRequest("x", 4)).ok());
 }
 

@@ -87,7 +87,7 @@ def alive(pid):
 
 
 def wait_gone(pids):
-    end = time.time() + 5
+    end = time.time() + 30  # their promise is a second; the machine may be busy
     while any(alive(pid) for pid in pids):
         assert time.time() < end, f"workers {pids} outlived the daemon"
         time.sleep(0.02)

@@ -62,7 +62,10 @@ class StubFleet : public Fleet {
     std::lock_guard lock(mutex_);
     return link_;
   }
-  bool cpu_lane_up() const override { return cpu_up_; }
+  bool cpu_lane_up() const override {
+    noted_at_look_ = noted_.load();
+    return cpu_up_;
+  }
   Status failure() const override {
     std::lock_guard lock(mutex_);
     return failure_;
@@ -117,6 +120,8 @@ class StubFleet : public Fleet {
   std::atomic<bool> cpu_up_{true};
   std::atomic<uint32_t> gpu_restarts_{0}, cpu_restarts_{0}, last_cpu_restart_{0xffffffffu};
   std::atomic<uint64_t> noted_{0};
+  mutable std::atomic<uint64_t> noted_at_look_{
+      0};  // what NoteWindow had said when the lane was looked at
   std::atomic<uint64_t> window_delay_us_{0};
   std::string last_restart_;
 

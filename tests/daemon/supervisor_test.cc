@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -23,9 +24,10 @@ class SupervisorTest : public testing::Test {
     setenv("LODE_FAKE_CPU", "ok", 1);
     setenv("LODE_FAKE_GPU", "ok", 1);
   }
-  void Make(double load_seconds = 60) {
+  void Make(double load_seconds = 60, double pulse_seconds = 60) {
     SupervisorConfig config = FakeSupervisorConfig(LODE_BINARY_DIR, socket_);
     config.load_seconds = load_seconds;
+    config.pulse_seconds = pulse_seconds;
     auto made = Supervisor::Create(config);
     ASSERT_TRUE(made.ok()) << made.status();
     supervisor_ = std::move(*made);
@@ -74,14 +76,25 @@ TEST_F(SupervisorTest, StartsAndStopsEverything) {
   EXPECT_FALSE(supervisor_->gpu());
 }
 
-TEST_F(SupervisorTest, SameLoadFailureThreeTimesIsFinalAndKeepsItsText) {
+TEST_F(SupervisorTest, PermanentLoadFailureIsFinalAtOnce) {
   setenv("LODE_FAKE_CPU", "fail", 1);
   Make();
   const Status status = WaitReady();
   EXPECT_NE(Message(status).find("cannot be brought up: not enough locked memory; raise memlock"),
             std::string::npos)
       << status;
+  EXPECT_EQ(std::max(Info("cpu0").restarts, Info("cpu1").restarts), 1u);
+}
+
+TEST_F(SupervisorTest, SameLoadFailureThreeTimesIsFinalAndKeepsItsText) {
+  setenv("LODE_FAKE_CPU", "fail_io", 1);
+  Make();
+  const Status status = WaitReady();
+  EXPECT_NE(Message(status).find("cannot be brought up: the disk did not answer"),
+            std::string::npos)
+      << status;
   EXPECT_EQ(supervisor_->failure(), status);
+  EXPECT_EQ(std::max(Info("cpu0").restarts, Info("cpu1").restarts), 3u);
 }
 
 TEST_F(SupervisorTest, CrashLoopBeforeRegisterIsFinal) {
@@ -148,6 +161,22 @@ TEST_F(SupervisorTest, WorkerThatDiesWhileServingComesBackAtOnce) {
   ASSERT_TRUE(
       Eventually([&] { return supervisor_->gpu() && supervisor_->gpu()->generation == 2; }));
   EXPECT_TRUE(supervisor_->failure().ok());
+}
+
+// A stopped process keeps its pidfd, its stream and its memory; only its pulse is gone.
+TEST_F(SupervisorTest, StoppedGpuWorkerIsReportedAndReplaced) {
+  setenv("LODE_FAKE_GPU", "stop_once", 1);
+  Make(60, 2);
+  ASSERT_TRUE(
+      Eventually([&] { return supervisor_->gpu() && supervisor_->gpu()->generation == 2; }));
+  EXPECT_NE(supervisor_->last_gpu_end().find("has not run for"), std::string::npos)
+      << supervisor_->last_gpu_end();
+  EXPECT_NE(supervisor_->last_gpu_end().find("no window is under way"), std::string::npos)
+      << supervisor_->last_gpu_end();
+  // One that runs is left alone, for twice the time that the other was given.
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  EXPECT_EQ(Info("gpu0").restarts, 1u);
+  EXPECT_EQ(Info("gpu0").state, "ready");
 }
 
 TEST_F(SupervisorTest, RestartOnOrder) {
@@ -219,7 +248,7 @@ TEST_F(SupervisorTest, NothingSurvivesTheDaemonsDeath) {
         }
         return true;
       },
-      5);
+      30);
   EXPECT_TRUE(gone);
   std::fclose(lines);
 }
@@ -230,6 +259,19 @@ TEST(RestartPolicy, SameReasonThreeTimes) {
   EXPECT_FALSE(policy.Ended(0, "b").give_up);
   EXPECT_FALSE(policy.Ended(0, "b").give_up);
   EXPECT_TRUE(policy.Ended(0, "b").give_up);
+}
+
+TEST(RestartPolicy, PermanentReasonsAreFinalUnlessItServedBefore) {
+  RestartPolicy never;
+  EXPECT_TRUE(never.Ended(0, "bad model", true).give_up);
+  RestartPolicy served;
+  EXPECT_FALSE(served.Ended(1'000'000, "killed").give_up);
+  EXPECT_FALSE(served.Ended(0, "no memory", true).give_up);
+  EXPECT_FALSE(served.Ended(0, "no memory", true).give_up);
+  EXPECT_TRUE(served.Ended(0, "no memory", true).give_up);  // three times are enough all the same
+  EXPECT_TRUE(IsPermanent(StatusCode::kInvalidArgument));
+  EXPECT_FALSE(IsPermanent(StatusCode::kUnavailable));
+  EXPECT_FALSE(IsPermanent(StatusCode::kInternal));
 }
 
 TEST(RestartPolicy, ServingWorkersComeBackAtOnceAndLoopsSlowDown) {

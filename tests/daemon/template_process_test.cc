@@ -30,7 +30,9 @@ StatusOr<std::string> Ask(ChatTemplate* t, std::string wish) {
   ChatRequest request;
   request.messages.resize(1);
   request.messages[0].content = std::move(wish);
-  return t->Render(request);
+  auto rendered = t->Render(request);
+  if (!rendered.ok()) return rendered.status();
+  return std::move(rendered->text);
 }
 
 TEST(TemplateProcess, IsConfined) {

@@ -2,7 +2,6 @@
 
 #include <utf8proc.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <map>
 
@@ -130,15 +129,18 @@ TEST(Tokenizer, WordBoundaries) {
   ASSERT_TRUE(pre.ok());
   for (const Case& c : cases) {
     std::vector<std::string> words;
-    ASSERT_TRUE((*pre)->Split(c.text, [&](std::string_view w) { words.emplace_back(w); }).ok());
+    ASSERT_TRUE((*pre)
+                    ->Split(c.text, [&](std::string_view w) { return words.emplace_back(w), true; })
+                    .ok());
     EXPECT_EQ(words, c.words) << c.text;
   }
 }
 
-// Merging against the definition, executed literally.
+// Merging against the definition, executed literally. Every eighth word is long enough for the
+// other algorithm; ranks are random, so pairs with a new token often come before older ones.
 TEST(Tokenizer, MergesAgreeWithTheDefinition) {
   std::mt19937 rng(3);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 240; ++round) {
     SmallVocabulary v;
     std::map<std::pair<std::string, std::string>, size_t> ranks;
     std::vector<std::string> known = {"a", "b", "c"};
@@ -154,7 +156,9 @@ TEST(Tokenizer, MergesAgreeWithTheDefinition) {
     }
     auto t = *v.Make();
     std::string word;
-    for (int i = 0, n = 1 + rng() % 40; i < n; ++i) word.push_back("abc"[rng() % 3]);
+    const size_t bytes = round % 8 ? 1 + rng() % 40 : BpeMerges::kLongWordBytes + 1 + rng() % 200;
+    const uint32_t letters = 1 + rng() % 3;
+    for (size_t i = 0; i < bytes; ++i) word.push_back("abc"[rng() % letters]);
     std::vector<std::string> parts;
     for (char c : word) parts.emplace_back(1, c);
     while (true) {
@@ -173,7 +177,56 @@ TEST(Tokenizer, MergesAgreeWithTheDefinition) {
   }
 }
 
-// Each of these takes milliseconds; a quadratic step anywhere would need minutes.
+// Trained merges on a long word: one letter, and a text without blanks.
+TEST(Tokenizer, LongWordsAreMergedLikeShortOnes) {
+  SmallVocabulary v;
+  std::string run = "a";
+  for (int i = 0; i < 6; ++i, run += run) v.Merge(run, run);
+  auto t = *v.Make();
+  for (const size_t bytes : {513u, 1000u, 4096u, 5000u}) {
+    const auto ids = Ids(*t, std::string(bytes, 'a'));
+    size_t at = 0;
+    for (const int32_t id : ids) at += t->TokenBytes(id).size();
+    EXPECT_EQ(at, bytes);
+    // Halving from the left: as many of the longest as fit, then one of each power in the rest.
+    EXPECT_EQ(ids.size(), bytes / 64 + static_cast<size_t>(__builtin_popcount(bytes % 64)));
+    EXPECT_EQ(t->TokenBytes(ids[0]).size(), 64u);
+  }
+}
+
+TEST(Tokenizer, TooManyTokensAreFoundBeforeTheyAreMade) {
+  const Tokenizer& t = DemoTokenizer();
+  EncodeOptions options;
+  options.tokens_max = 3;
+  EXPECT_EQ(t.Encode("a b c", options)->size(), 3u);
+  EXPECT_EQ(t.Encode("a b c d", options).status().code(), StatusCode::kOutOfRange);
+  options.parse_special = true;
+  EXPECT_EQ(t.Encode("<|im_end|><|im_end|><|im_end|><|im_end|>", options).status().code(),
+            StatusCode::kOutOfRange);
+  // A word of so many bytes cannot be three tokens, so nobody is asked whether to go on.
+  options.stop = [] {
+    ADD_FAILURE() << "the word was worked on";
+    return true;
+  };
+  EXPECT_EQ(t.Encode(std::string(1 << 20, 'a'), options).status().code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(t.TextBytesMax(3), 3 * 3 * t.token_bytes_max());
+  EXPECT_EQ(t.TextBytesMax(UINT32_MAX), kEncodeBytesMax);
+}
+
+TEST(Tokenizer, StopsWhenAsked) {
+  int asked = 0;
+  EncodeOptions options;
+  options.stop = [&] { return ++asked == 3; };
+  std::string words;
+  for (int i = 0; i < 100'000; ++i) words += " x";
+  for (const std::string& text : {std::string(1 << 20, 'a'), words}) {
+    asked = 0;
+    EXPECT_EQ(DemoTokenizer().Encode(text, options).status().code(), StatusCode::kCancelled);
+    EXPECT_EQ(asked, 3);
+  }
+}
+
+// Each of these takes milliseconds; a quadratic step anywhere would need hours (ctest's limit).
 TEST(Tokenizer, HostileTextsEndInTime) {
   auto repeat = [](std::string_view piece, size_t bytes) {
     std::string out;
@@ -183,16 +236,13 @@ TEST(Tokenizer, HostileTextsEndInTime) {
   const size_t kBytes = 1'000'000;
   std::string many_specials = repeat("<|im_end|", kBytes);
   for (const std::string& text :
-       {repeat("a", 200'000), repeat("a", kBytes), repeat(" ", kBytes), repeat(" ", kBytes) + "x",
-        repeat("\n ", kBytes), repeat(" \t", kBytes) + "\n", repeat("\xCC\x81\xCC\xA3", kBytes),
-        "a" + repeat("\xCC\x81\xCC\xA3", kBytes), repeat("\xFF", kBytes),
-        repeat("\xE6\x9D", kBytes), repeat("'", kBytes), repeat("\xE1\x84\x80\xE1\x85\xA1", kBytes),
-        many_specials}) {
-    auto start = std::chrono::steady_clock::now();
+       {repeat("a", 200'000), repeat("a", kEncodeBytesMax - 1), repeat(" ", kBytes),
+        repeat(" ", kBytes) + "x", repeat("\n ", kBytes), repeat(" \t", kBytes) + "\n",
+        repeat("\xCC\x81\xCC\xA3", kBytes), "a" + repeat("\xCC\x81\xCC\xA3", kBytes),
+        repeat("\xFF", kBytes), repeat("\xE6\x9D", kBytes), repeat("'", kBytes),
+        repeat("\xE1\x84\x80\xE1\x85\xA1", kBytes), many_specials}) {
     auto ids = DemoTokenizer().Encode(text, true);
     ASSERT_TRUE(ids.ok()) << ids.status();
-    auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    EXPECT_LT(seconds, 30) << text.substr(0, 12);  // sanitizers on a busy machine
     EXPECT_FALSE(ids->empty());
   }
   std::string too_long(kEncodeBytesMax + 1, 'a');

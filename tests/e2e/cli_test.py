@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # The command line as people and scripts use it: answers on stdout, all else on stderr, exit codes, one sentence per error.
 # Called by ctest as: cli_test.py BIN_DIR
+import fcntl
 import json
 import os
 import re
@@ -34,7 +35,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_help_and_version(self):
         result = lode("--help")
         self.assertEqual(result.returncode, 0)
-        for command in ("run", "chat", "status", "tokenize", "inspect", "eval"):
+        for command in ("run", "chat", "status", "tune", "tokenize", "inspect", "eval"):
             self.assertRegex(result.stdout, rf"(?m)^\s+{command}\b")
             self.assertEqual(lode(command, "--help").returncode, 0)
         self.assertRegex(lode("--version").stdout, r"^lode \d+\.\d+")
@@ -48,6 +49,34 @@ class WithoutDaemon(unittest.TestCase):
                 self.assertEqual(result.returncode, 2, result.stderr)
                 self.assertTrue(result.stderr.strip())
                 self.assertEqual(result.stdout, "")
+
+    def test_values_that_are_no_values(self):
+        for arguments, says in ((["-t", "nan"], "'nan'"), (["--top-p", "nan"], "'nan'"), (["--min-p", "inf"], "'inf'"),
+                                (["--seed", "18446744073709551616"], "18446744073709551616"), (["--seed", "-1"], "-1"),
+                                (["--socket", "/x", "--model", MODEL], "--socket"), (["--socket", "/x", "--private"], "--socket")):
+            with self.subTest(arguments=arguments):
+                result = lode("run", *arguments, "x")
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn(says, result.stderr)
+
+    def test_unknown_commands_are_guessed(self):
+        for word, says in (("rnu", "did you mean 'run'?"), ("tokenise", "did you mean 'tokenize'?"), ("bogus", "there is no command 'bogus'; there")):
+            result = lode(word)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(says, result.stderr)
+            self.assertIn("inspect", result.stderr)
+            self.assertEqual(len(result.stderr.splitlines()), 1)
+
+    def test_texts_that_are_no_text(self):
+        for arguments in (["run", "--private", "--model", MODEL, b"a\xffb"], ["tokenize", b"a\xffb"], ["run", "--system", b"a\xffb", "Hi"],
+                          ["run", "--stop", b"a\xffb", "Hi"], ["chat", "--system", b"a\xffb"]):
+            result = lode(*arguments)
+            self.assertEqual(result.returncode, 1, arguments)
+            self.assertIn("is not UTF-8: byte 1 (0xff)", result.stderr)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"abc\xc0")
+            file.flush()
+            self.expect_error(lode("eval", file.name), "is not UTF-8: byte 3 (0xc0)")
 
     def test_nobody_there(self):
         self.expect_error(lode("status", "--socket", "/nonexistent/lode.sock"), "no daemon answers on unix:/nonexistent/lode.sock")
@@ -202,6 +231,38 @@ class PrivateStack(unittest.TestCase):
         return subprocess.Popen([LODE, "run", "--private", "--model", MODEL, "-t", "0", *arguments], stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env=env)
 
+    def test_what_killed_owners_leave_is_removed(self):
+        killed = self.start("-n", "4000", "--raw", "def f(x):")
+        self.assertTrue(killed.stdout.read(1))
+        (name,) = self.private_folders()
+        folder = os.path.join(self.tmp.name, name)
+        killed.kill()
+        killed.communicate()
+
+        def free():
+            with open(os.path.join(folder, "control", "lock")) as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                return True
+        wait_for("the end of the killed owner's daemon", 60, free)
+        os.utime(folder, (0, 0))  # young folders are left alone
+        young, foreign = (os.path.join(self.tmp.name, "lode-private-" + end) for end in ("young0", "link00"))
+        os.mkdir(young)
+        os.symlink("/", foreign)
+        living = self.start("-n", "4000", "--stop", "never said", "--raw", "def f(x):")
+        self.assertTrue(living.stdout.read(1))
+        self.assertNotIn(name, self.private_folders())
+        (used,) = self.private_folders() - {os.path.basename(young), os.path.basename(foreign)}
+        os.utime(os.path.join(self.tmp.name, used), (0, 0))
+        result = lode("run", "--private", "--model", MODEL, "-t", "0", "-n", "1", "Hi", TMPDIR=self.tmp.name)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.private_folders(), {used, os.path.basename(young), os.path.basename(foreign)})
+        living.send_signal(signal.SIGINT)
+        living.communicate(timeout=60)
+        self.assertNotIn(used, self.private_folders())
+
     def test_interrupt_while_loading_leaves_nothing(self):
         process = self.start("-n", "4", "Hi")
         wait_for("the private folder", 60, self.private_folders)
@@ -218,8 +279,8 @@ class PrivateStack(unittest.TestCase):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         # The model may have ended the answer by itself just before.
-        self.assertIn(process.returncode, (0, 1), errors)
-        if process.returncode == 1:
+        self.assertIn(process.returncode, (0, 130), errors)
+        if process.returncode == 130:
             self.assertIn("cancelled", errors)
         self.assertEqual(self.private_folders(), set())
 

@@ -97,7 +97,7 @@ class LanesBits : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {
       auto outcome = engine.Run(rows, &lanes);
       lanes.EndWindow();
       tier.WindowDone();
-      tier.WaitUploads(NowNs() + 1'000'000'000);
+      tier.WaitUploads(NowNs() + 60'000'000'000);
       EXPECT_TRUE(outcome.ok()) << outcome.status();
       EXPECT_TRUE(outcome->ok()) << "window " << w << " status "
                                  << static_cast<int>(outcome->status) << " layer "
