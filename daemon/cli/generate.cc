@@ -184,6 +184,7 @@ void AddMessage(v1::ChatRequest* request, const char* role, const std::string& c
 Status Run(const RunOptions& options) {
   LODE_RETURN_IF_ERROR(CheckTexts(options));
   LODE_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(options.prompt));
+  LODE_RETURN_IF_ERROR(CheckUtf8("the prompt", prompt));
   LODE_ASSIGN_OR_RETURN(const ConnectOptions connect, ConnectionOf(options));
   LODE_RETURN_IF_ERROR(CheckUtf8("the prompt", prompt));
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));

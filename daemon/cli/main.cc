@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <cstdlib>
 
@@ -128,7 +129,7 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
   app->add_option("--draft-source", d.source, "Where drafts come from: none, head, lookup or both")
       ->check(CLI::IsMember({"none", "head", "lookup", "both"}));
   app->add_option("--draft-min-p", d.min_p, "The draft head guesses on while it is this sure")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(Between(0, 1));
   auto* coupled = app->add_flag("--draft-coupled", d.coupled,
                                 "The draft head draws like the answer, with the same random numbers");
   app->add_flag("--draft-argmax", d.uncoupled, "The draft head takes its likeliest token")

@@ -1,10 +1,13 @@
-// A worker that only plays its part in the control protocol. What it does stands in LODE_FAKE_CPU
-// or LODE_FAKE_GPU:
-//   ok            ready, then waits for its end       fail          reports a load failure that
-//   stays fail_io       reports one that may pass abort         dies before it registers silent
-//   registers and says nothing more stubborn      ready, ignores every request to end abort_once
-//   generation 1 dies after Ready, later ones are ok stop_once     generation 1 stops itself
-//   (SIGSTOP) after Ready, later ones are ok
+// A worker that only plays its part in the control protocol. LODE_FAKE_CPU or LODE_FAKE_GPU says how:
+//
+//   ok          ready, then waits for its end
+//   fail        reports a load failure that stays
+//   fail_io     reports one that may pass
+//   abort       dies before it registers
+//   silent      registers and says nothing more
+//   stubborn    ready, ignores every request to end
+//   abort_once  generation 1 dies after Ready, later ones are ok
+//   stop_once   generation 1 stops itself (SIGSTOP) after Ready, later ones are ok
 #include <signal.h>
 #include <unistd.h>
 
