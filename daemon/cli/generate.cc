@@ -186,7 +186,6 @@ Status Run(const RunOptions& options) {
   LODE_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(options.prompt));
   LODE_RETURN_IF_ERROR(CheckUtf8("the prompt", prompt));
   LODE_ASSIGN_OR_RETURN(const ConnectOptions connect, ConnectionOf(options));
-  LODE_RETURN_IF_ERROR(CheckUtf8("the prompt", prompt));
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   std::string answer;
   StatusOr<v1::Finish> finish = Internal("not sent");

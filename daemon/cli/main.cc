@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <cstdlib>
 
 #include "cpu_worker/bench/report.h"
 #include "daemon/cli/commands.h"
