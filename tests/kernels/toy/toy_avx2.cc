@@ -3,5 +3,7 @@
 #define LODE_ISA_ENTRY ToyTableAvx2
 #define LODE_ISA_SIMD "kernels/cpu/simd/x86.h"
 #define LODE_SIMD_NAME "avx2"
+// clang-format off
+#include "tests/kernels/toy/toy_decode.h"  // before the table that names it
 #include "kernels/cpu/isa_table.inc"
-#include "tests/kernels/toy/toy_decode.h"
+// clang-format on
