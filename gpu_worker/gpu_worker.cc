@@ -183,7 +183,7 @@ Status GpuWorker::BuildDrafter(const LoadPlan& plan) {
   LODE_ASSIGN_OR_RETURN(draft_weights_, DraftWeights::Load(head, *source_, weights_, *device_,
                                                            std::move(vocabulary)));
   draft_weights_.full_width_norm = plan.mtp_full_width_norm;
-  LODE_ASSIGN_OR_RETURN(draft_lanes_, LocalExpertLanes::LoadDraft(head, *device_));
+  LODE_ASSIGN_OR_RETURN(draft_lanes_, LocalExpertLanes::LoadDraft(head, *cpu_device_));
   LODE_ASSIGN_OR_RETURN(drafter_, Drafter::Create(config, draft_weights_, weights_, *device_,
                                                   state_->draft_attention(), *draft_lanes_));
   draft_loop_ = std::make_unique<DraftLoop>(config.vocab, plan.sequence_slots, plan.context,
