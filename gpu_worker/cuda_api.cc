@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cuda/runtime.h"
 
@@ -17,6 +18,13 @@ namespace {
 
 // One registration of 512 GiB or more fails on some drivers.
 constexpr size_t kRegisterPieceBytes = size_t{64} << 30;
+
+// Where one registered piece ends and the next one of the same memory begins. Written while loading,
+// read by the upload thread afterwards.
+std::vector<const uint8_t*>& Borders() {
+  static std::vector<const uint8_t*> borders;
+  return borders;
+}
 
 Status Result(cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return OkStatus();
@@ -81,8 +89,23 @@ Status RegisterHost(void* memory, size_t bytes, bool read_only, const std::strin
       UnregisterHost(memory, at);
       return status;
     }
+    if (at > 0) Borders().push_back(first + at);
   }
   return OkStatus();
+}
+
+void CopyRegistered(void* device, const void* from, size_t bytes, CUstream_st* stream) {
+  uint8_t* to = static_cast<uint8_t*>(device);
+  const uint8_t* at = static_cast<const uint8_t*>(from);
+  const uint8_t* const end = at + bytes;
+  for (const uint8_t* border : Borders()) {
+    if (border <= at || border >= end) continue;
+    const size_t part = static_cast<size_t>(border - at);
+    CopyAsync(to, at, part, stream);
+    to += part;
+    at = border;
+  }
+  CopyAsync(to, at, static_cast<size_t>(end - at), stream);
 }
 
 void UnregisterHost(void* memory, size_t bytes) {

@@ -26,6 +26,9 @@ bool RegistersReadOnly(int ordinal);
 // host's own addresses. In pieces; undone by UnregisterHost.
 Status RegisterHost(void* memory, size_t bytes, bool read_only, const std::string& what);
 void UnregisterHost(void* memory, size_t bytes);
+// Copies from registered memory to the device; a copy that crosses the border of two pieces, which
+// the driver refuses, is made in two. REQUIRES: registration is over.
+void CopyRegistered(void* device, const void* from, size_t bytes, CUstream_st* stream);
 
 struct MemoryInfo {
   uint64_t free_bytes, total_bytes;

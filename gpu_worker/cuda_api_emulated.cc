@@ -33,6 +33,9 @@ StatusOr<void*> AllocateZeroedPinned(size_t bytes, const std::string&) {
 bool RegistersReadOnly(int) { return true; }
 Status RegisterHost(void*, size_t, bool, const std::string&) { return OkStatus(); }
 void UnregisterHost(void*, size_t) {}
+void CopyRegistered(void* device, const void* from, size_t bytes, CUstream_st*) {
+  std::memcpy(device, from, bytes);
+}
 StatusOr<MemoryInfo> DeviceMemory() { return MemoryInfo{kEmulatedBytes, kEmulatedBytes}; }
 Status WaitAsleep(CUstream_st*) { return OkStatus(); }
 Status Look(CUstream_st*) { return OkStatus(); }

@@ -276,6 +276,7 @@ void CudaEngine::ReadBusy(uint64_t* busy) const {
 
 void CudaEngine::Collect(const StepParams& params, const uint64_t* busy_before) {
   const auto lane = [](Lane l) { return static_cast<uint32_t>(l); };
+  uint32_t jobs = 0;
   for (uint32_t layer = 0; layer < config_.layers; ++layer) {
     const uint32_t* by_lane = report_->by_layer[layer];
     for (uint32_t l = 0; l < kLanes; ++l) {
@@ -290,15 +291,15 @@ void CudaEngine::Collect(const StepParams& params, const uint64_t* busy_before) 
     const uint32_t pulls = by_lane[lane(Lane::kPull)], cpu = by_lane[lane(Lane::kCpu)];
     // Hits run beside pulls: a layer that pulls counts for the slower lane.
     counts_.lane_ns[lane(pulls > 0 ? Lane::kPull : Lane::kHit)] += device_ns;
-    const uint64_t bell = mark(cuda::LayerMark::kBell), answered = mark(cuda::LayerMark::kAnswered);
-    // An answer that was there before anybody looked says only "not longer than this".
-    costs_.Learn(params.n_rows, pulls, device_ns, answered > bell ? cpu : 0, answered - bell);
+    costs_.LearnPull(params.n_rows, pulls, device_ns);
+    jobs += cpu > 0 ? 1 : 0;
   }
   uint64_t busy[kCpuWorkersMax], longest = 0;
   ReadBusy(busy);
   for (uint32_t w = 0; w < arenas_.nodes(); ++w)
     longest = std::max(longest, busy[w] > busy_before[w] ? busy[w] - busy_before[w] : 0);
   counts_.lane_ns[lane(Lane::kCpu)] = longest;
+  costs_.LearnCpu(params.n_rows, jobs, counts_.lookups[lane(Lane::kCpu)], longest);
   for (uint32_t row = 0; row < params.n_rows; ++row) {
     for (uint32_t l = 0; l < kLanes; ++l)
       counts_.row_lookups[row][l] = report_->row_lookups[row][l];

@@ -42,9 +42,9 @@ void CudaSlots::Copy(uint32_t layer, uint32_t expert, uint16_t slot) {
     for (uint32_t node = 0; node < arenas_.nodes(); ++node) {
       const RowRange r = arenas_.rows(node, matrix);
       if (r.size() == 0) continue;
-      cuda::CopyAsync(to + s.slot_offset + uint64_t{r.begin} * s.row_bytes,
-                      arenas_.piece(node, layer, expert, matrix),
-                      uint64_t{r.size()} * s.row_bytes, stream_);
+      cuda::CopyRegistered(to + s.slot_offset + uint64_t{r.begin} * s.row_bytes,
+                           arenas_.piece(node, layer, expert, matrix),
+                           uint64_t{r.size()} * s.row_bytes, stream_);
     }
   }
   const Status status = cuda::WaitAsleep(stream_);

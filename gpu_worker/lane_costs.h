@@ -11,16 +11,17 @@ namespace lode {
 
 class LaneCosts {
  public:
-  // One layer of a window: `pulls` experts took the device's lanes device_ns (hits and the shared
-  // expert ran beside them); `cpu` experts took the CPU workers cpu_ns from bell to answer. A lane
-  // that had nothing teaches nothing.
-  void Learn(uint32_t n_rows, uint32_t pulls, uint64_t device_ns, uint32_t cpu, uint64_t cpu_ns) {
-    Row& row = rows_[Index(n_rows)];
-    if (pulls > 0) Move(&row.pull_ns, static_cast<double>(device_ns) / pulls);
-    if (cpu > 0) {
-      const double fixed = static_cast<double>(std::min<uint64_t>(cpu_ns, kFixedNs));
-      Move(&row.cpu_ns, (static_cast<double>(cpu_ns) - fixed) / cpu);
-    }
+  // One layer of a window: `pulls` experts took the device's lanes device_ns; hits and the shared
+  // expert ran beside them, so it is an upper bound.
+  void LearnPull(uint32_t n_rows, uint32_t pulls, uint64_t device_ns) {
+    if (pulls > 0) Move(&rows_[Index(n_rows)].pull_ns, static_cast<double>(device_ns) / pulls, 1);
+  }
+  // One window: `jobs` jobs with `experts` experts took the busiest CPU worker busy_ns by its own
+  // clock. (When the device sees an answer says little: it looks when its own lanes are done.)
+  void LearnCpu(uint32_t n_rows, uint32_t jobs, uint64_t experts, uint64_t busy_ns) {
+    if (experts == 0) return;
+    const double busy = static_cast<double>(busy_ns), per = static_cast<double>(experts);
+    Move(&rows_[Index(n_rows)].cpu_ns, busy / per, jobs);
   }
 
   // What a pull takes by the probe at start.
@@ -41,7 +42,9 @@ class LaneCosts {
   };
   // One layer moves an average by 1/64: a window of 48 layers by half.
   static constexpr double kWeight = 1.0 / 64;
-  static void Move(double* average, double value) { *average += kWeight * (value - *average); }
+  static void Move(double* average, double value, uint32_t layers) {
+    *average += std::min(1.0, kWeight * layers) * (value - *average);
+  }
   static uint32_t Whole(double ns) {
     return static_cast<uint32_t>(std::clamp(ns, 1.0, 1e9));
   }
