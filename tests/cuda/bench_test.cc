@@ -162,7 +162,7 @@ class Stages {
     params.n_seqs = 1;
     params.seqs[0] = {0, position, 0, rows};
     for (uint32_t r = 0; r < rows; ++r)
-      params.rows[r] = {0, position + r, static_cast<int32_t>(r), 1};
+      params.rows[r] = {0, position + r, static_cast<int32_t>(r), 1, 0};
     for (uint32_t l = 0; l < c.layers; ++l) lists.push_back(e.lanes().SpreadList(l, rows));
     d.BeginWindow(params);
     d.Embed(e.weights().embed, wide);
