@@ -5,21 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "tests/cuda/cuda_engine.h"
 #include "tests/cuda/test_card.h"
+#include "tests/support/places.h"
 
 namespace lode::testing {
 namespace {
 
-// LODE_TEST_SOURCE: the repository, where the test runs elsewhere than it was built.
-std::string DemoModel() {
-  const char* root = std::getenv("LODE_TEST_SOURCE");
-  return std::string(root == nullptr ? LODE_SOURCE_DIR : root) +
-         "/tests/models/demo-q4-with-mtp.gguf";
-}
+std::string DemoModel() { return TestSources() + "/tests/models/demo-q4-with-mtp.gguf"; }
 
 // Both engines over one script of windows.
 class Twins {

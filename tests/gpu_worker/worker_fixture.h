@@ -13,11 +13,12 @@
 #include "cpu_worker/cpu_worker.h"
 #include "gpu_worker/arena_set.h"
 #include "shared/wire/segment_headers.h"
+#include "tests/support/places.h"
 
 namespace lode {
 
 inline std::string DemoModel() {
-  return std::string(LODE_SOURCE_DIR) + "/tests/models/demo-q4-with-mtp.gguf";
+  return TestSources() + "/tests/models/demo-q4-with-mtp.gguf";
 }
 
 inline uint32_t BestIsa() {
