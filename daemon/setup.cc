@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "daemon/child_process.h"
 #include "shared/base/log.h"
@@ -29,7 +30,11 @@ constexpr int kProbeMs = 30'000;
 // A GPU that this build can use. The daemon never opens a card: the GPU worker's binary does, and
 // says "+card" or "-why not" through the pipe. A build without the cuda device answers as well.
 bool UsableGpu(const std::string& worker_dir) {
-  if (access("/dev/nvidiactl", R_OK | W_OK) != 0) return false;
+  if (access("/dev/nvidiactl", R_OK | W_OK) != 0) {
+    spdlog::info("no GPU is used: /dev/nvidiactl {}",
+                 errno == ENOENT ? "is missing (no NVIDIA driver)" : "may not be opened by this user");
+    return false;
+  }
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return false;
   Fd in(ends[0]), out(ends[1]);

@@ -26,7 +26,8 @@ StatusOr<std::map<std::string, std::string>> Tuning::Tune(
   change.vram_budget_bytes = next.vram_budget ? next.vram_budget : defaults_.vram_budget_bytes;
   change.pull_share =
       next.pull_share >= 0 ? static_cast<float>(next.pull_share) : defaults_.pull_share;
-  change.split_policy = SplitPolicy::kFixed;  // the only one so far; ValidateOptions refuses others
+  change.split_policy =
+      next.split_policy == "balanced" ? SplitPolicy::kBalanced : SplitPolicy::kFixed;
   change.tier_policy = next.tier_policy == "static" ? TierPolicy::kStatic : TierPolicy::kDecayedLfu;
   change.prompt_rows = next.prompt_rows;
   if (!changes.empty()) {

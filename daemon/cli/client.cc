@@ -120,7 +120,8 @@ void ProgressLine::Clear() {
 
 StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectOptions& options) {
   std::unique_ptr<Client> client(new Client);
-  if (!options.private_stack) {
+  // Flags of a daemon mean one that starts with them, never one that runs already.
+  if (!options.private_stack && options.daemon_flags.empty()) {
     // One that was named is meant: no other one is tried.
     const char* env = std::getenv("LODE_SOCKET");
     const std::string named = !options.socket.empty() ? options.socket : env != nullptr ? env : "";
@@ -192,6 +193,10 @@ StatusOr<bool> Client::Serves(const std::string& model) {
 }
 
 Status Client::StartPrivate(const ConnectOptions& options) {
+  if (options.model.empty() && (options.private_stack || !options.daemon_flags.empty())) {
+    return InvalidArgument(
+        "a private stack (--private, --daemon-flag) needs a model: give --model FILE");
+  }
   if (options.model.empty()) {
     return NotFound(
         "no daemon is running and no model is named; start the service, or give --model FILE to "

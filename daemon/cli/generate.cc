@@ -223,6 +223,7 @@ Status Chat(const RunOptions& options) {
   LODE_ASSIGN_OR_RETURN(const auto client, Client::Connect(connect));
   v1::ChatRequest request;
   FillSampling(options.sampling, request.mutable_sampling(), request.mutable_limits());
+  request.mutable_limits()->set_hash_logits(options.hash);
   FillDrafts(options.drafts, request.mutable_drafts());
   FillThinking(options, &request);
   if (!options.system.empty()) AddMessage(&request, "system", options.system);

@@ -36,7 +36,11 @@ def tuned(stack):
     values = lode(stack, "tune", "vram-budget=1", "pull_share=1", "tier_policy=static")
     assert "pull_share = 1\n" in values and "tier_policy = static\n" in values, values
     assert answer(stack) == (calm, 0.0)
-    lode(stack, "tune", "vram_budget=0", "pull_share=-1", "tier_policy=decayed_lfu")
+    # The policy reaches the GPU worker: the cpu device says what it makes of it.
+    lode(stack, "tune", "split_policy=balanced")
+    assert answer(stack)[0] == calm
+    assert "split policy 'balanced' is not there on the cpu device" in stack.log()
+    lode(stack, "tune", "vram_budget=0", "pull_share=-1", "tier_policy=decayed_lfu", "split_policy=fixed")
     assert answer(stack)[0] == calm
     for change, says in (("pull_share=7", "pull_share"), ("kv_tokens=512", "'kv_tokens' cannot be changed"), ("banana", "not option=value")):
         error = lode(stack, "tune", change, code=1)
