@@ -205,7 +205,8 @@ EngineSnapshot Scheduler::Snapshot() const {
   snapshot.facts = config_.facts;
   for (const auto& worker : snapshot.workers) {
     if (snapshot.detail.empty() && worker.state != "ready") {
-      snapshot.detail = fmt::format("{} is {}: {}", worker.name, worker.state, worker.detail);
+      snapshot.detail = fmt::format("{} is {}{}{}", worker.name, worker.state,
+                                    worker.detail.empty() ? "" : ": ", worker.detail);
     }
   }
   return snapshot;
