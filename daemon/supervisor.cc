@@ -203,7 +203,7 @@ std::vector<EngineSnapshot::WorkerInfo> Supervisor::Workers() const {
   for (const auto& worker : workers_) {
     EngineSnapshot::WorkerInfo info;
     info.name = worker->name;
-    const bool never_ran = worker->state == State::kDead && worker->generation == 0;
+    const bool never_ran = worker->state == State::kDown && worker->generation == 0;
     info.state = kNames[static_cast<size_t>(never_ran ? State::kStarting : worker->state)];
     info.detail = worker->phase;
     info.pid = worker->pid;
