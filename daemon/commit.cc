@@ -60,7 +60,8 @@ void AppendToken(const RowResult& row, uint64_t now_ns, Sequence* sequence, Comm
   if (sequence->first_token_ns == 0) sequence->first_token_ns = now_ns;
   sequence->last_token_ns = now_ns;
   ++sequence->usage.completion_tokens;
-  ++out->answer_tokens;
+  // Here, since the last window's Finish takes the usage as it stands.
+  if (out->answer_tokens++ == 0) ++sequence->usage.decode_windows;
   TokenOut token{row.token, row.logprob, {}};
   if (request.want_logprobs) token.top = TopOf(row, request.top_logprobs);
   out->event.tokens.push_back(std::move(token));
@@ -163,7 +164,6 @@ Committed CommitRows(const WindowPlan& plan, const WindowResult& result, uint32_
     AppendToken(got, now_ns, sequence, &out);
   }
   sequence->last_accepted = accepted;
-  if (out.answer_tokens > 0) ++sequence->usage.decode_windows;
   return out;
 }
 

@@ -153,8 +153,9 @@ class WithDaemon(unittest.TestCase):
         result = self.ok("run", "-t", "0", "-n", "8", "--raw", "--timing", "--summary", "--hash", "def f(x):")
         lines = result.stdout.splitlines()
         self.assertRegex(lines[-1], r"^tokens_per_second=\d+\.\d+ hit_rate=[01]\.\d+ pcie_share=[01]\.\d+ cpu_share=[01]\.\d+$")
-        self.assertRegex(lines[-2], r"^logits_hash=[0-9a-f]{16}$")
-        self.assertNotEqual(lines[-2], "logits_hash=" + "0" * 16)
+        self.assertRegex(lines[-2], r"^tokens_per_window=\d+\.\d+ drafted=\d+ accepted=\d+$")
+        self.assertRegex(lines[-3], r"^logits_hash=[0-9a-f]{16}$")
+        self.assertNotEqual(lines[-3], "logits_hash=" + "0" * 16)
         for word in ("prompt ", "answer ", "windows ", "stage ", "lane ", "hit ", "pull ", "cpu ", "hit_rate"):
             self.assertIn(word, result.stderr)
 

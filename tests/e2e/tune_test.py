@@ -22,7 +22,7 @@ def lode(stack, command, *arguments, code=0):
 
 
 def answer(stack, tokens=40):
-    out = lode(stack, "run", "-t", "0", "-n", str(tokens), "--raw", "--hash", "--summary", "def f(x):")
+    out = lode(stack, "run", "-t", "0", "-n", str(tokens), "--raw", "--hash", "--summary", "--spec", "1", "def f(x):")
     summary = out.splitlines()[-1]
     return re.search(r"logits_hash=\w+", out).group(0), float(re.search(r"hit_rate=([\d.]+)", summary).group(1))
 
