@@ -9,8 +9,8 @@ namespace lode {
 namespace {
 
 // Drafts that can still count: the decode row gives one token, each draft row one more.
-uint32_t DraftRoom(const Sequence& sequence) {
-  const uint32_t max = sequence.request.max_tokens, done = sequence.answer_size();
+uint32_t DraftRoom(const Sequence& sequence, uint32_t committing = 0) {
+  const uint32_t max = sequence.request.max_tokens, done = sequence.answer_size() + committing;
   return std::min(sequence.request.drafts.max, max > done + 1 ? max - done - 1 : 0);
 }
 
@@ -130,8 +130,7 @@ void DraftPlanner::Ask(Sequence* sequence, bool picks, uint32_t decoding, Sequen
   plan->draft_min_p = options.min_p;
   if (!picks) return;
   // This window commits at least one token; drafts of the next stand behind that.
-  const uint32_t left = DraftRoom(*sequence);
-  const uint32_t max = std::min({options.max, left > 0 ? left - 1 : 0, kDraftsMax});
+  const uint32_t max = std::min(DraftRoom(*sequence, /*committing=*/1), kDraftsMax);
   if (options.fixed) {
     drafts.asked = max;
   } else {

@@ -3,8 +3,8 @@
 // reference figures were measured on windows of 2,048 tokens of the same kinds of text
 // (tests/models/README.md). The text here is that of the model's routing trace, whole documents
 // of one kind behind each other, cut into such windows. LODE_AGREEMENT=full runs all 62,000 tokens,
-// which must come within a point (minutes); without it two windows of each kind must come within two
-// (4,000 tokens have a standard deviation of 0.65 points).
+// and judges them within a point (minutes; chat misses it, docs/design/drafts.md); without it two
+// windows of each kind are judged within five.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -21,6 +21,10 @@ constexpr uint32_t kDepths = 3;
 constexpr uint32_t kWindow = 2048, kSampleWindows = 2;
 constexpr int32_t kEndOfText = 8187;  // between documents
 constexpr double kPoint = 0.01;
+// The sample is 2 of 8 to 13 windows of a kind, and windows differ: the first two of English agree in
+// 0.704 at depth 1, all of them in 0.742. So the sample sees a broken head, not a shifted one (the
+// logits' exactness is draft_head_test's business); all windows are judged within one point.
+constexpr double kSamplePoints = 5 * kPoint;
 
 struct Kind {
   const char* name;
@@ -112,7 +116,7 @@ TEST(Agreement, HeadAgreesWithTheModelAsOftenAsInTheReference) {
           "figure: teacher-forced agreement %-8s depth %u: %.3f (reference %.3f, %llu tokens)\n",
           kind.name, depth + 1, Share(counts, depth), kind.figures[depth],
           static_cast<unsigned long long>(counts.all[depth]));
-      EXPECT_NEAR(Share(counts, depth), kind.figures[depth], Full() ? kPoint : 2 * kPoint)
+      EXPECT_NEAR(Share(counts, depth), kind.figures[depth], Full() ? kPoint : kSamplePoints)
           << kind.name << ", depth " << depth + 1;
     }
   }
