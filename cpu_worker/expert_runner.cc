@@ -7,15 +7,15 @@
 
 #include "cpu_worker/job_check.h"
 #include "kernels/canonical.h"
+#include "kernels/kernel_table.h"
 #include "shared/base/check.h"
 #include "shared/base/fault.h"
 
 namespace lode {
 namespace {
 
-// Kernels work on groups of this many rows; a chunk that ends inside a group pays for all of it.
-constexpr uint32_t kChunkUnit = 16;
-constexpr uint32_t Units(uint32_t rows) { return (rows + kChunkUnit - 1) / kChunkUnit; }
+// A chunk that ends inside a kernel's group of rows pays for all of it.
+constexpr uint32_t Units(uint32_t rows) { return (rows + kRowGranule - 1) / kRowGranule; }
 
 // Chunks per expert so that the phase has about kChunksPerThread per active thread.
 uint32_t ChunksPerExpert(const NodePool& pool, uint32_t n_experts, uint32_t rows) {
@@ -28,7 +28,7 @@ uint32_t ChunksPerExpert(const NodePool& pool, uint32_t n_experts, uint32_t rows
 // Chunk `chunk` of `rows` rows: whole units, but for the last one. REQUIRES n_chunks <= Units(rows).
 RowRange ChunkRows(uint32_t rows, uint32_t chunk, uint32_t n_chunks) {
   const RowRange units = NodeRows(Units(rows), chunk, n_chunks);
-  return {units.begin * kChunkUnit, std::min(rows, units.end * kChunkUnit)};
+  return {units.begin * kRowGranule, std::min(rows, units.end * kRowGranule)};
 }
 
 bool AllFinite(const float* x, uint32_t n) {
