@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
+#include "gpu_worker/sampler_math.h"
 #include "kernels/cuda/runtime.h"
 #include "shared/base/check.h"
 #include "shared/base/fault.h"
@@ -74,15 +76,16 @@ CudaEngine::CudaEngine(const CudaEngineOptions& options, const ModelConfig& conf
       pool_(std::max(1u, options.host_threads)),
       bench_(config.experts, config.experts_used, 1) {
   if (options.link_bytes_per_second > 0) {
-    costs_.StartPull(static_cast<double>(lanes_->expert_bytes()) /
-                     options.link_bytes_per_second * kNsPerSecond);
+    costs_.StartPull(static_cast<double>(lanes_->expert_bytes()) / options.link_bytes_per_second *
+                     kNsPerSecond);
   }
 }
 
 CudaEngine::~CudaEngine() {
-  for (void* memory : {static_cast<void*>(host_logits_), static_cast<void*>(host_routed_),
-                       static_cast<void*>(report_), static_cast<void*>(host_stamps_),
-                       static_cast<void*>(words_)}) {
+  for (void* memory :
+       {static_cast<void*>(wants_), static_cast<void*>(picks_), static_cast<void*>(host_logits_),
+        static_cast<void*>(host_routed_), static_cast<void*>(report_),
+        static_cast<void*>(host_stamps_), static_cast<void*>(words_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }
 }
@@ -90,15 +93,22 @@ CudaEngine::~CudaEngine() {
 Status CudaEngine::Allocate() {
   const size_t n_stamps = size_t{config_.layers} * kStampsPerLayer + kStampsPerLayer;
   const size_t n_routed = size_t{config_.layers} * kWindowRowsMax;
-  LODE_ASSIGN_OR_RETURN(void* stamps, device_.Allocate("lanes stamps", n_stamps * sizeof(uint64_t)));
+  LODE_ASSIGN_OR_RETURN(void* stamps,
+                        device_.Allocate("lanes stamps", n_stamps * sizeof(uint64_t)));
   LODE_ASSIGN_OR_RETURN(void* arrived, device_.Allocate("lanes end counter", sizeof(uint32_t)));
   stamps_ = static_cast<uint64_t*>(stamps);
   arrived_ = static_cast<uint32_t*>(arrived);
+  LODE_ASSIGN_OR_RETURN(
+      void* scratch,
+      device_.Allocate("sampling", kWindowRowsMax * cuda::PickScratchBytes(config_.vocab)));
+  pick_scratch_ = static_cast<uint8_t*>(scratch);
   const auto pinned = [](const char* what, size_t bytes, auto** out) -> Status {
     LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateZeroedPinned(bytes, what));
     *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
     return OkStatus();
   };
+  LODE_RETURN_IF_ERROR(pinned("rows' wants", kWindowRowsMax * sizeof(RowWants), &wants_));
+  LODE_RETURN_IF_ERROR(pinned("rows' picks", kWindowRowsMax * sizeof(cuda::PickReport), &picks_));
   LODE_RETURN_IF_ERROR(
       pinned("logits", size_t{kWindowRowsMax} * config_.vocab * sizeof(float), &host_logits_));
   LODE_RETURN_IF_ERROR(pinned("routing", n_routed * sizeof(RoutedRow), &host_routed_));
@@ -116,8 +126,8 @@ Status CudaEngine::CaptureAll() {
       current_.n_rows = n_rows;
       current_.n_seqs = kWindowRowsMax;
       LODE_ASSIGN_OR_RETURN(graphs_[timed][n_rows], cuda::Graph::Capture(stream, [=, this] {
-        EnqueueWindow(n_rows, timed);
-      }));
+                              EnqueueWindow(n_rows, timed);
+                            }));
     }
   }
   return OkStatus();
@@ -127,18 +137,27 @@ void CudaEngine::EnqueueWindow(uint32_t n_rows, bool timed) {
   CUstream_st* const stream = device_.stream();
   device_.BeginWindow(current_);
   lanes_->EnqueueBegin();
-  if (timed) {
-    StampSink sink(stream, stamps_, &stages_[n_rows]);
-    forward_.Record(n_rows, *lanes_, &sink);
-    LODE_CHECK(stages_[n_rows].size() < size_t{config_.layers + 1} * kStampsPerLayer,
-               "{} stages in a window", stages_[n_rows].size());
-  } else {
-    forward_.Record(n_rows, *lanes_, nullptr);
+  std::optional<StampSink> sink;
+  if (timed) sink.emplace(stream, stamps_, &stages_[n_rows]);
+  forward_.Record(n_rows, *lanes_, timed ? &*sink : nullptr);
+  if (n_rows > 0) {
+    cuda::LaunchPick(stream,
+                     {.window = device_.window_block(),
+                      .wants = wants_,
+                      .logits = forward_.logits(0),
+                      .vocab = config_.vocab,
+                      .reports = picks_,
+                      .scratch = pick_scratch_},
+                     n_rows);
   }
+  if (timed && n_rows > 0) sink->Lap(Stage::kSample);
+  LODE_CHECK(stages_[n_rows].size() < size_t{config_.layers + 1} * kStampsPerLayer,
+             "{} stages in a window", stages_[n_rows].size());
   cuda::EndCopies end = {};
   end.block = device_.window_block();
   end.logits = forward_.logits(0);
   end.host_logits = host_logits_;
+  end.wants = wants_;
   end.vocab = config_.vocab;
   end.report = lanes_->constants().report;
   end.host_report = report_;
@@ -156,6 +175,29 @@ void CudaEngine::EnqueueWindow(uint32_t n_rows, bool timed) {
 }
 
 void CudaEngine::ApplyTunables(const Tunables&, const KernelTable*) {}
+
+void CudaEngine::SetWants(const RowWants* wants, uint32_t n_rows) {
+  std::copy_n(wants, n_rows, wants_);
+}
+
+bool CudaEngine::pick(uint32_t row, RowPick* out) const {
+  const cuda::PickReport& report = picks_[row];
+  out->argmax = static_cast<int32_t>(IdOfKey(report.best));
+  out->max = report.max;
+  out->sum = report.sum;
+  out->target_logit = report.target_logit;
+  out->token = out->argmax;
+  out->token_logit = report.max;
+  // Without a finite logit there is nothing to draw from.
+  if (wants_[row].draw == 0 || report.max == canonical::FromBits(0xff800000u)) return true;
+  const cuda::DrawPart* best = &report.draws[0];
+  for (uint32_t p = 1; p < cuda::PickParts(config_.vocab); ++p) {
+    if (report.draws[p].key > best->key) best = &report.draws[p];
+  }
+  out->token = static_cast<int32_t>(IdOfKey(best->key));
+  out->token_logit = best->logit;
+  return true;
+}
 
 bool CudaEngine::VoidAlready(uint64_t window) const {
   return lanes_->header()->abort_window.load(std::memory_order_acquire) >= window;
@@ -238,8 +280,8 @@ void CudaEngine::AwaitEnd() {
   std::atomic_ref<uint64_t> done(words_[kWordDone]);
   const uint64_t begin = NowNs();
   uint64_t looked = begin;
-  // Acquire: pairs with the release at the end of EndKernel; what the window left in pinned memory is
-  // complete.
+  // Acquire: pairs with the release at the end of EndKernel; what the window left in pinned memory
+  // is complete.
   while (done.load(std::memory_order_acquire) != sequence_) {
     const uint64_t now = NowNs();
     if (now - begin < kSpinNs) {

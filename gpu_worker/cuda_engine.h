@@ -4,8 +4,8 @@
 //   settings to the device | embedding | layers: mixer, router, plan and doorbell, experts, shared
 //   expert, wait, combine | head | logits, routing and report to pinned memory | done
 //
-// A second set of graphs has a stamp kernel behind every stage: windows that ask for stage times use
-// it. Design and figures: docs/design/cuda.md. Thread: the worker loop's.
+// A second set of graphs has a stamp kernel behind every stage: windows that ask for stage times
+// use it. Design and figures: docs/design/cuda.md. Thread: the worker loop's.
 #pragma once
 
 #include <atomic>
@@ -21,6 +21,7 @@
 #include "gpu_worker/lane_costs.h"
 #include "gpu_worker/thread_pool.h"
 #include "gpu_worker/window_engine.h"
+#include "kernels/cuda/sampling.h"
 
 namespace lode {
 
@@ -29,12 +30,13 @@ struct CudaEngineOptions {
   uint32_t host_threads = 1;  // of the sampler
   uint64_t wait_ns = 200'000'000, wait_max_ns = 500'000'000;
   double link_bytes_per_second = 0;  // as probed; 0: not known
-  bool bench_routing = false;  // the lanes' routing was forced: draw it for every window
+  bool bench_routing = false;        // the lanes' routing was forced: draw it for every window
 };
 
 class CudaEngine final : public WindowEngine {
  public:
-  // Captures all graphs. All references outlive the engine; `lanes` are complete but have no tables.
+  // Captures all graphs. All references outlive the engine; `lanes` are complete but have no
+  // tables.
   static StatusOr<std::unique_ptr<CudaEngine>> Create(const CudaEngineOptions& options,
                                                       const ModelConfig& config, CudaDevice& device,
                                                       const ArenaSet& arenas, Forward& forward,
@@ -45,6 +47,7 @@ class CudaEngine final : public WindowEngine {
   void SetTier(ExpertTier* tier) { tier_ = tier; }
 
   void ApplyTunables(const Tunables& tunables, const KernelTable* table) override;
+  void SetWants(const RowWants* wants, uint32_t n_rows) override;
   WindowOutcome Run(const StepParams& params, const LanesWindow& window,
                     uint64_t* stage_ns) override;
   WindowOutcome Fold(const StepParams& params, uint64_t* stage_ns) override;
@@ -52,6 +55,7 @@ class CudaEngine final : public WindowEngine {
   const float* logits(uint32_t row) const override {
     return host_logits_ + static_cast<size_t>(row) * config_.vocab;
   }
+  bool pick(uint32_t row, RowPick* out) const override;
   const RoutedRow& routed(uint32_t layer, uint32_t row) const override {
     return host_routed_[layer * kWindowRowsMax + row];
   }
@@ -92,12 +96,15 @@ class CudaEngine final : public WindowEngine {
   std::vector<Stage> stages_[kWindowRowsMax + 1];  // [rows]: stage behind each stamp
   uint64_t* stamps_ = nullptr;                     // device
   uint32_t* arrived_ = nullptr;                    // device
+  uint8_t* pick_scratch_ = nullptr;                // device
   // Pinned.
+  RowWants* wants_ = nullptr;          // [row]
+  cuda::PickReport* picks_ = nullptr;  // [row]
   float* host_logits_ = nullptr;       // [row][vocab]
   RoutedRow* host_routed_ = nullptr;   // [layer][row]
   cuda::LaneReport* report_ = nullptr;
   uint64_t* host_stamps_ = nullptr;
-  uint64_t* words_ = nullptr;          // kWordDone, kWordNotFinite
+  uint64_t* words_ = nullptr;  // kWordDone, kWordNotFinite
 
   StepParams current_ = {};  // of the window that is enqueued
   LaneCounts counts_;

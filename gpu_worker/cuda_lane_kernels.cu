@@ -321,7 +321,7 @@ LODE_KERNEL(1) StampKernel(uint64_t* stamps, uint32_t index) { stamps[index] = C
 LODE_KERNEL(kEndThreads) EndKernel(EndCopies e, uint32_t n_rows) {
   const uint32_t row = BlockY();
   if (row < n_rows) {
-    if (e.block->params.rows[row].needs_logits != 0) {
+    if (e.block->params.rows[row].needs_logits != 0 && e.wants[row].whole != 0) {
       const float* from = e.logits + uint64_t{row} * e.vocab;
       float* to = e.host_logits + uint64_t{row} * e.vocab;
       const uint32_t stride = GridX() * ThreadCount();

@@ -9,6 +9,7 @@
 
 #include "gpu_worker/lane_wait.h"
 #include "gpu_worker/lane_work.h"
+#include "gpu_worker/row_pick.h"
 #include "kernels/cuda/window.h"
 
 struct CUstream_st;
@@ -97,7 +98,8 @@ void LaunchProbe(CUstream_st* stream, const uint8_t* const* pieces, uint32_t n, 
 struct EndCopies {
   const WindowBlock* block;
   const float* logits;  // device, [row][vocab]
-  float* host_logits;   // [row][vocab]; rows with needs_logits only
+  float* host_logits;   // [row][vocab]; rows with needs_logits that want them whole
+  const RowWants* wants;  // [row], pinned
   uint32_t vocab;
   const LaneReport* report;
   LaneReport* host_report;

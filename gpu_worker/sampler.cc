@@ -16,7 +16,6 @@ namespace lode {
 namespace {
 
 using canonical::Add;
-using canonical::BitsOf;
 using canonical::Div;
 using canonical::Exp;
 using canonical::FromBits;
@@ -26,17 +25,6 @@ using canonical::Sub;
 using Candidate = SamplerCandidate;
 
 const float kNegInf = FromBits(0xff800000u);
-
-float Clean(float logit) { return logit != logit ? kNegInf : logit; }
-
-// Larger key = larger logit, then lower id. -0 and +0 compare equal as floats, so they share a key.
-uint64_t KeyOf(float logit, uint32_t id) {
-  const uint32_t bits = BitsOf(Add(logit, 0.0f));  // -0 + 0 = +0
-  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return (static_cast<uint64_t>(ordered) << 32) | (0xffffffffu - id);
-}
-uint32_t IdOf(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }
-constexpr float kWeightOne = 4294967296.0f;  // 32 fraction bits
 
 // The key at which the weights, summed from the largest key downwards, first reach `target` (>= 1,
 // <= their sum). Eight bits of the key per step: histogram, walk down, go on inside the bucket
@@ -106,10 +94,10 @@ constexpr float kGumbelMargin = 1.01f;
 int32_t GumbelDraw(std::span<const Candidate> candidates, const PickInput& in) {
   const SamplingPlan& s = *in.sampling;
   float best_value = kNegInf, reach = 0;
-  uint32_t best = IdOf(candidates[0].key);
+  uint32_t best = IdOfKey(candidates[0].key);
   bool any = false;
   for (const Candidate& c : candidates) {
-    const uint32_t id = IdOf(c.key);
+    const uint32_t id = IdOfKey(c.key);
     if (any) {
       // Weights are rounded to units: one more keeps the bound an upper one.
       const float p =
@@ -135,15 +123,6 @@ size_t KeepFrom(std::span<Candidate> candidates, uint64_t cut) {
   return static_cast<size_t>(end - candidates.begin());
 }
 
-// Target of top-p: ceil(top_p * total) in whole fixed-point units, at least 1. top_p has 24
-// significant bits.
-uint64_t TopPTarget(float top_p, uint64_t total) {
-  const uint64_t fraction = static_cast<uint64_t>(Mul(top_p, kWeightOne));
-  const unsigned __int128 product = static_cast<unsigned __int128>(fraction) * total;
-  const uint64_t target = static_cast<uint64_t>((product + 0xffffffffu) >> 32);
-  return std::clamp<uint64_t>(target, 1, total);
-}
-
 }  // namespace
 
 SamplerScratch::SamplerScratch(uint32_t vocab)
@@ -157,8 +136,8 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
   std::vector<float>& logits = scratch->logits_;
 
   // 1. bias, mask, penalties
-  for (uint32_t id = 0; id < vocab; ++id) logits[id] = Clean(in.logits[id]);
-  for (const TokenBias& b : in.bias) logits[b.token] = Clean(Add(logits[b.token], b.bias));
+  for (uint32_t id = 0; id < vocab; ++id) logits[id] = CleanLogit(in.logits[id]);
+  for (const TokenBias& b : in.bias) logits[b.token] = CleanLogit(Add(logits[b.token], b.bias));
   if (in.mask != nullptr) {
     for (uint32_t id = 0; id < vocab; ++id)
       logits[id] = Allowed(in.mask, id) ? logits[id] : kNegInf;
@@ -171,12 +150,11 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
   if (best < 0) return LowestAllowed(in);
   if (s.temperature == 0.0f) return best;
 
-  // 3. temperature, relative to the best logit: no temperature can overflow, and the best candidate
-  // is exactly 0
+  // 3. temperature, relative to the best logit
   const float max = logits[best];
   size_t n = 0;
   for (uint32_t id = 0; id < vocab; ++id) {
-    const float x = logits[id] == max ? 0.0f : Div(Sub(logits[id], max), s.temperature);
+    const float x = ScaledLogit(logits[id], max, s.temperature);
     if (x > kNegInf) scratch->candidates_[n++].key = KeyOf(x, id);
   }
   const auto alive = [&] { return std::span<Candidate>(scratch->candidates_.data(), n); };
@@ -193,7 +171,7 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
                                  [](const Candidate& c) { return c.weight; }));
   }
   if (s.min_p > 0.0f) {
-    const uint64_t floor = static_cast<uint64_t>(Mul(s.min_p, kWeightOne));
+    const uint64_t floor = MinPFloor(s.min_p);
     const auto end = std::remove_if(alive().begin(), alive().end(),
                                     [&](const Candidate& c) { return c.weight < floor; });
     n = static_cast<size_t>(end - alive().begin());
@@ -205,18 +183,21 @@ int32_t PickToken(const PickInput& in, SamplerScratch* scratch) {
 
 int32_t ArgmaxLogit(std::span<const float> logits) { return std::max(Best(logits), 0); }
 
-float LogNormalizer::LogProb(float logit) const { return Sub(Sub(Clean(logit), max), log_sum); }
+float LogNormalizer::LogProb(float logit) const {
+  return Sub(Sub(CleanLogit(logit), max), log_sum);
+}
+
+LogNormalizer NormalizerOf(float max, float sum) { return {max, canonical::Log(sum)}; }
 
 LogNormalizer Normalize(std::span<const float> logits) {
   return Normalize(logits, ArgmaxLogit(logits));
 }
 
 LogNormalizer Normalize(std::span<const float> logits, int32_t argmax) {
-  LogNormalizer norm{Clean(logits[static_cast<size_t>(argmax)]), 0};
+  const float max = CleanLogit(logits[static_cast<size_t>(argmax)]);
   float partials[canonical::kPartials] = {};
-  GetSamplerMath().add_exp(logits.data(), logits.size(), norm.max, partials);
-  norm.log_sum = canonical::Log(canonical::JoinPartials(partials));
-  return norm;
+  GetSamplerMath().add_exp(logits.data(), logits.size(), max, partials);
+  return NormalizerOf(max, canonical::JoinPartials(partials));
 }
 
 void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratch,
@@ -224,12 +205,12 @@ void TopTokens(std::span<const float> logits, uint32_t n, SamplerScratch* scratc
   n = std::min<uint32_t>(n, static_cast<uint32_t>(logits.size()));
   const LogNormalizer norm = Normalize(logits);
   for (uint32_t id = 0; id < logits.size(); ++id)
-    scratch->candidates_[id].key = KeyOf(Clean(logits[id]), id);
+    scratch->candidates_[id].key = KeyOf(CleanLogit(logits[id]), id);
   const auto end = scratch->candidates_.begin() + static_cast<ptrdiff_t>(logits.size());
   std::partial_sort(scratch->candidates_.begin(), scratch->candidates_.begin() + n, end,
                     [](const Candidate& a, const Candidate& b) { return a.key > b.key; });
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t id = IdOf(scratch->candidates_[i].key);
+    const uint32_t id = IdOfKey(scratch->candidates_[i].key);
     top[i] = {static_cast<int32_t>(id), norm.LogProb(logits[id])};
   }
 }

@@ -56,6 +56,8 @@ struct LogNormalizer {
   float LogProb(float logit) const;
 };
 LogNormalizer Normalize(std::span<const float> logits);
+// From the sum itself: of exp(logit - max) in canonical order.
+LogNormalizer NormalizerOf(float max, float sum);
 // The same when ArgmaxLogit is known.
 LogNormalizer Normalize(std::span<const float> logits, int32_t argmax);
 // The n <= kLogprobsMax best tokens; `logprob` holds their log probability.

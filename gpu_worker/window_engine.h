@@ -11,6 +11,7 @@
 #include "gpu_worker/expert_lanes.h"
 #include "gpu_worker/host_pool.h"
 #include "gpu_worker/lane_types.h"
+#include "gpu_worker/row_pick.h"
 #include "gpu_worker/step_params.h"
 
 namespace lode {
@@ -22,6 +23,10 @@ class WindowEngine {
   // Window border: new tunables. `table`: the host kernel table that device_isa names.
   virtual void ApplyTunables(const Tunables& tunables, const KernelTable* table) = 0;
 
+  // What the next window's rows want, [n_rows]; before Run. Engines whose logits are in host memory
+  // anyway need not know.
+  virtual void SetWants(const RowWants* /*wants*/, uint32_t /*n_rows*/) {}
+
   // Computes the staged window. Between the tier's Border and its WindowDone. Rows may be run again
   // after any failure, with the same bits. stage_ns: null, or kStages counters to add to.
   virtual WindowOutcome Run(const StepParams& params, const LanesWindow& window,
@@ -31,8 +36,10 @@ class WindowEngine {
 
   // ---- of the last window that Run; valid until the next one
   virtual const LaneCounts& counts() const = 0;
-  // Host memory, [vocab]; rows without needs_logits are undefined.
+  // Host memory, [vocab]; defined for rows with needs_logits, and, where pick() knows the row, `whole`.
   virtual const float* logits(uint32_t row) const = 0;
+  // What the device made of a row with needs_logits; false: it did not, ask logits().
+  virtual bool pick(uint32_t /*row*/, RowPick* /*out*/) const { return false; }
   virtual const RoutedRow& routed(uint32_t layer, uint32_t row) const = 0;
 
   // Host threads for the sampler.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "gpu_worker/row_results.h"
 #include "shared/base/check.h"
 #include "shared/base/fault.h"
 #include "shared/base/log.h"
@@ -158,6 +159,9 @@ WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& p
   for (uint32_t w = 0; w < kCpuWorkersMax; ++w) {
     if (replaced >> w & 1) parts_.engine->WorkerReplaced(w);
   }
+  RowWants wants[kWindowRowsMax];
+  for (uint32_t r = 0; r < params.n_rows; ++r) wants[r] = WantsOf(plan, row_of[r], *areas_);
+  parts_.engine->SetWants(wants, params.n_rows);
   const WindowOutcome outcome = parts_.engine->Run(params, lanes_window_, stage_ns);
   parts_.tier->WindowDone();
 
@@ -180,51 +184,11 @@ void GpuWorkerLoop::FillRows(const WindowPlan& plan, const StepParams& params,
                              const uint32_t* row_of, WindowResult* result) {
   ParallelFor(parts_.engine->pool(), params.n_rows, [&](uint32_t step_row) {
     const uint32_t plan_row = row_of[step_row];
-    if (plan.rows[plan_row].needs_logits)
-      FillRow(plan, plan_row, step_row, &scratch_[step_row], &result->rows[plan_row]);
-  });
-}
-
-void GpuWorkerLoop::FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t step_row,
-                            SamplerScratch* scratch, RowResult* out) {
-  const RowPlan& row = plan.rows[plan_row];
-  const std::span<const float> logits(parts_.engine->logits(step_row), parts_.config->vocab);
-  out->argmax = ArgmaxLogit(logits);
-  if (row.pick) {
-    // Drafts up to and including this row's own token count like committed tokens; rows before are
-    // adjacent and ascending.
-    int32_t drafts[kWindowRowsMax];
-    uint32_t n_drafts = 0;
-    for (uint32_t r = 0; r <= plan_row; ++r) {
-      if (plan.rows[r].seq_index == row.seq_index && plan.rows[r].kind == RowKind::kDraft)
-        drafts[n_drafts++] = plan.rows[r].token;
+    if (plan.rows[plan_row].needs_logits) {
+      FillRow(plan, plan_row, *areas_, *parts_.engine, step_row, parts_.config->vocab,
+              &scratch_[step_row], &result->rows[plan_row]);
     }
-    PickInput in;
-    in.logits = logits;
-    in.mask = areas_->Mask(row);
-    in.bias = areas_->Bias(row);
-    in.counts = areas_->Penalties(row);
-    in.draft_tokens = {drafts, n_drafts};
-    in.position = row.position + 1;
-    in.sampling = &plan.seqs[row.seq_index].sampling;
-    // Nothing changes the logits and nothing is drawn: the pick is the argmax.
-    const SamplingPlan& q = *in.sampling;
-    const bool plain = q.temperature == 0.0f && in.mask == nullptr && in.bias.empty() &&
-                       q.repetition_penalty == 1.0f && q.presence_penalty == 0.0f &&
-                       q.frequency_penalty == 0.0f;
-    out->token = plain ? out->argmax : PickToken(in, scratch);
-  }
-  if (row.pick || row.target >= 0) {
-    const LogNormalizer norm = Normalize(logits, out->argmax);
-    if (out->token >= 0) out->logprob = norm.LogProb(logits[static_cast<size_t>(out->token)]);
-    if (row.target >= 0)
-      out->target_logprob = norm.LogProb(logits[static_cast<size_t>(row.target)]);
-  }
-  if (row.top_logprobs > 0) {
-    out->n_top = std::min<uint32_t>(row.top_logprobs, parts_.config->vocab);
-    TopTokens(logits, out->n_top, scratch, out->top);
-  }
-  if (plan.flags & kHashLogits) out->logits_hash = HashLogits(logits);
+  });
 }
 
 void GpuWorkerLoop::FillCounts(const StepParams& params, const uint32_t* row_of,

@@ -69,8 +69,6 @@ class GpuWorkerLoop {
                         WindowResult* result);
   void FillRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of,
                 WindowResult* result);
-  void FillRow(const WindowPlan& plan, uint32_t plan_row, uint32_t step_row,
-               SamplerScratch* scratch, RowResult* out);
   void FillCounts(const StepParams& params, const uint32_t* row_of, WindowResult* result) const;
   void WriteTrace(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of);
 

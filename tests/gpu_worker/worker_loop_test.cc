@@ -337,6 +337,46 @@ TEST_F(WorkerLoopTest, ResultsCarryWhatTheContractLists) {
   EXPECT_EQ(statistics.at("windows_ok"), 2.0);
 }
 
+// A row whose logits nothing changes may be picked where they are made; a bias of nothing forces
+// the host's pick. Both give the same token and log probabilities, by ==.
+TEST_F(WorkerLoopTest, PicksAreTheSameWhereverTheyAreMade) {
+  const TokenBias nothing = {7, 0.0f};
+  std::memcpy(segment()->sequences[1].heap, &nothing, sizeof(nothing));
+  struct Numbers {
+    float temperature, top_p, min_p;
+    uint32_t top_k;
+  };
+  uint32_t drawn = 0;
+  for (const Numbers& n : {Numbers{0, 1, 0, 0}, Numbers{1, 1, 0, 0}, Numbers{0.8f, 0.9f, 0, 40},
+                           Numbers{1.5f, 1, 0.02f, 0}, Numbers{3, 0.97f, 0.001f, 500}}) {
+    sampling_.temperature = n.temperature;
+    sampling_.top_p = n.top_p;
+    sampling_.min_p = n.min_p;
+    sampling_.top_k = n.top_k;
+    WindowResult results[2];
+    for (const bool host : {false, true}) {
+      WindowPlan plan = Rows(1, ++epoch_, 0, {100, 200, 300});
+      plan.flags = 0;
+      for (uint32_t r = 0; r < plan.n_rows; ++r) {
+        plan.rows[r].target = static_cast<int32_t>(1000 * r + 5);
+        plan.rows[r].bias_count = host ? 1 : 0;
+      }
+      results[host] = Run(plan);
+      ASSERT_EQ(results[host].status, WindowStatus::kOk);
+    }
+    for (uint32_t r = 0; r < 3; ++r) {
+      const RowResult &a = results[0].rows[r], &b = results[1].rows[r];
+      EXPECT_EQ(a.token, b.token) << "temperature " << n.temperature << ", row " << r;
+      EXPECT_EQ(a.argmax, b.argmax);
+      EXPECT_EQ(a.logprob, b.logprob);
+      EXPECT_EQ(a.target_logprob, b.target_logprob);
+      EXPECT_LT(a.logprob, 0.0f);
+      drawn += a.token != a.argmax;
+    }
+  }
+  EXPECT_GT(drawn, 0u);
+}
+
 TEST_F(WorkerLoopTest, LoadRefusesWhatDoesNotFit) {
   const auto refused = [&](const std::function<void(LoadPlan*, GpuSegments*)>& spoil) {
     LoadPlan plan = Plan();

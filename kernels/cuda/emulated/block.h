@@ -21,9 +21,11 @@
 #define LODE_UNROLL
 #define LODE_NO_UNROLL
 
+struct CUstream_st;
+
 namespace lode::cuda {
 
-using Stream = struct CUstream_st*;
+using Stream = CUstream_st*;
 struct Word2 {
   uint32_t x, y;
 };
