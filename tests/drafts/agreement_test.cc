@@ -3,8 +3,10 @@
 // reference figures were measured on windows of 2,048 tokens of the same kinds of text
 // (tests/models/README.md). The text here is that of the model's routing trace, whole documents
 // of one kind behind each other, cut into such windows. LODE_AGREEMENT=full runs all 62,000 tokens,
-// and judges them within a point (minutes; chat misses it, docs/design/drafts.md); without it two
-// windows of each kind are judged within five.
+// and judges them within a point (minutes); without it two windows of each kind are judged within five.
+// The reference figures are those of the master model in float arithmetic: with LODE_SHARED_MODELS
+// (folder of demo-q8_0.gguf and demo-mtp-q8_0.gguf) that one is measured, else the repository's
+// 4-bit model in the arithmetic that serves.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -103,7 +105,15 @@ TEST(Agreement, HeadAgreesWithTheModelAsOftenAsInTheReference) {
   options.context = kWindow + kWindowRowsMax;
   options.drafts = true;
   options.mtp_full_width_norm = std::getenv("LODE_AGREEMENT_NORM_PER_STREAM") == nullptr;
-  auto engine = LocalEngine::Create(DemoModelPath(), options);
+  std::string model = SharedModelPath("demo-q8_0.gguf");
+  if (model.empty()) {
+    model = DemoModelPath();
+  } else {
+    options.mtp = SharedModelPath("demo-mtp-q8_0.gguf");
+    options.float_reference = true;
+    options.kv_type = KvType::kF32;
+  }
+  auto engine = LocalEngine::Create(model, options);
   ASSERT_TRUE(engine.ok()) << engine.status();
   auto text = ReadNpz(std::string(LODE_SOURCE_DIR) + "/tests/data/drafts/text.npz");
   ASSERT_TRUE(text.ok()) << text.status();
