@@ -100,6 +100,8 @@ ProgressLine::~ProgressLine() { Clear(); }
 
 void ProgressLine::Show(double fraction, const std::string& what) {
   if (quiet_) return;
+  // Parts of the load report by turns, each with its own share: a bar never runs backwards.
+  fraction = most_ = std::max(most_, fraction);
   if (terminal_) {
     constexpr int kWidth = 30;
     const int filled = static_cast<int>(fraction * kWidth);

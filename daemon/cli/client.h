@@ -62,6 +62,7 @@ class ProgressLine {
  private:
   const bool quiet_, terminal_;
   int last_tenth_ = -1;
+  double most_ = 0;
   bool drawn_ = false;
 };
 

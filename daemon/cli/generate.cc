@@ -39,7 +39,8 @@ StatusOr<ConnectOptions> ConnectionOf(const RunOptions& options) {
   if (options.expert_slots < 0 && options.mtp.empty()) return connect;
   if (connect.model.empty()) {
     return InvalidArgument(
-        "--expert-slots limits the tier of a private stack, and --mtp is read by one: give --model, "
+        "--expert-slots limits the tier of a private stack, and --mtp is read by one: give "
+        "--model, "
         "or start the daemon with these options");
   }
   connect.private_stack = true;
@@ -67,9 +68,14 @@ StatusOr<v1::Finish> Print(grpc::ClientReader<Response>& reader, std::string* an
     }
   }
   const grpc::Status status = reader.Finish();
-  if (!status.ok() && status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpc(status);
   if (!answer->empty() && answer->back() != '\n') std::fputc('\n', stdout);
   std::fflush(stdout);
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return Unavailable("the daemon went away{} ({}); its log says why",
+                       answer->empty() ? "" : " in the middle of the answer",
+                       status.error_message());
+  }
+  if (!status.ok() && status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpc(status);
   if (finished && finish.reason() == v1::FINISH_REASON_ERROR)
     return Internal("the answer ended early: {}", finish.error());
   if (!finished) finish.set_reason(v1::FINISH_REASON_CANCELLED);
@@ -229,14 +235,18 @@ Status Chat(const RunOptions& options) {
   if (!options.system.empty()) AddMessage(&request, "system", options.system);
   const bool terminal = isatty(STDIN_FILENO) != 0;
   if (terminal)
-    std::fprintf(
-        stderr,
-        "Connected to %s. An empty line or Ctrl-D ends; Ctrl-C stops an answer; /new forgets.\n",
-        client->target().c_str());
+    std::fprintf(stderr,
+                 "Connected to %s. An empty line, /exit or Ctrl-D ends; Ctrl-C stops an answer; "
+                 "/new forgets.\n",
+                 client->target().c_str());
   std::string line;
   for (;;) {
     if (terminal) std::fprintf(stderr, "> ");
-    if (!std::getline(std::cin, line) || line.empty()) return OkStatus();
+    if (!std::getline(std::cin, line) || line == "/exit") return OkStatus();
+    if (line.empty()) {
+      if (terminal) return OkStatus();
+      continue;  // a piped text has empty lines
+    }
     if (const Status valid = CheckUtf8("the line", line); !valid.ok()) {
       std::fprintf(stderr, "lode: %s\n", Message(valid).c_str());
       continue;
@@ -246,10 +256,17 @@ Status Chat(const RunOptions& options) {
       if (!options.system.empty()) AddMessage(&request, "system", options.system);
       continue;
     }
+    if (terminal && line[0] == '/') {
+      std::fprintf(stderr, "lode: there is no command '%s'; there are /new and /exit\n",
+                   line.c_str());
+      continue;
+    }
     AddMessage(&request, "user", line);
     std::string answer;
     StatusOr<v1::Finish> finish = SendChat(*client, request, &answer);
     if (!finish.ok()) {
+      // Nobody is left to talk to.
+      if (finish.status().code() == StatusCode::kUnavailable) return finish.status();
       // The turn failed: say so, forget it, go on.
       std::fprintf(stderr, "lode: %s\n", Message(finish.status()).c_str());
       request.mutable_messages()->RemoveLast();

@@ -129,8 +129,9 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
       ->check(CLI::IsMember({"none", "head", "lookup", "both"}));
   app->add_option("--draft-min-p", d.min_p, "The draft head guesses on while it is this sure")
       ->check(Between(0, 1));
-  auto* coupled = app->add_flag("--draft-coupled", d.coupled,
-                                "The draft head draws like the answer, with the same random numbers");
+  auto* coupled =
+      app->add_flag("--draft-coupled", d.coupled,
+                    "The draft head draws like the answer, with the same random numbers");
   app->add_flag("--draft-argmax", d.uncoupled, "The draft head takes its likeliest token")
       ->excludes(coupled);
   app->add_flag("--draft-fixed", d.fixed, "Verify all drafts there are, not only those that pay");
@@ -142,9 +143,10 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
       app->add_flag("--think", o->think, "Ask the template for a thought before the answer");
   app->add_flag("--no-think", o->no_think, "Ask the template for no thought")->excludes(think);
   app->add_flag("--timing", o->timing, "Print where the time went, by stage and lane");
-  app->add_flag("--summary", o->summary,
-                "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...; before "
-                "it, what drafts did");
+  app->add_flag(
+      "--summary", o->summary,
+      "Last line: tokens_per_second=... hit_rate=... pcie_share=... cpu_share=...; before "
+      "it, what drafts did");
   app->add_flag("--hash", o->hash, "Print the hash over the logits of the answer");
 }
 
@@ -214,7 +216,10 @@ struct Commands {
 void AddAnswers(CLI::App& app, Commands* c) {
   CLI::App* run = app.add_subcommand("run", "Answer one prompt and end");
   AddGenerate(run, &c->run);
-  run->add_flag("--raw", c->run.raw, "Continue the text itself, without the chat template");
+  CLI::Option* raw =
+      run->add_flag("--raw", c->run.raw, "Continue the text itself, without the chat template");
+  for (const char* of_template : {"--system", "--think", "--no-think"})
+    raw->excludes(run->get_option(of_template));
   run->add_option("prompt", c->run.prompt, "The prompt; '-' reads standard input")->required();
   run->callback([c] { c->ended = Run(c->run); });
 
@@ -278,7 +283,10 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageError;
+    if (error.get_exit_code() == 0) return app.exit(error);  // help, version
+    std::fprintf(stderr, "lode: %s (%s --help tells more)\n", error.what(),
+                 argc > 1 && argv[1][0] != '-' ? fmt::format("lode {}", argv[1]).c_str() : "lode");
+    return kUsageError;
   }
   const Status& ended = commands.ended;
   if (ended.ok()) return 0;

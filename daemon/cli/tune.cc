@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "daemon/cli/commands.h"
@@ -48,8 +49,9 @@ Status Tune(ConnectOptions connect, const std::vector<std::string>& changes) {
                  socket->second);
   }
   LODE_RETURN_IF_ERROR(FromGrpc(done));
-  for (const auto& [name, value] : response.values())
-    std::printf("%s = %s\n", name.c_str(), value.c_str());
+  const std::map<std::string, std::string> sorted(response.values().begin(),
+                                                  response.values().end());
+  for (const auto& [name, value] : sorted) std::printf("%s = %s\n", name.c_str(), value.c_str());
   return OkStatus();
 }
 

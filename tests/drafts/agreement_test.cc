@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "gpu_worker/sampler.h"
 #include "tests/golden/golden_prompt.h"
 #include "tests/support/npz.h"
 
@@ -31,13 +32,16 @@ constexpr double kSamplePoints = 5 * kPoint;
 struct Kind {
   const char* name;
   double figures[kDepths];
+  double loss;  // of the model, nats per token: how hard the reference's text is
 };
-constexpr Kind kKinds[] = {{"code", {.780, .760, .747}},
-                           {"English", {.744, .719, .704}},
-                           {"chat", {.778, .759, .746}}};
+constexpr Kind kKinds[] = {{"code", {.780, .760, .747}, 1.702},
+                           {"English", {.744, .719, .704}, 2.110},
+                           {"chat", {.778, .759, .746}, 1.669}};
 
 struct Counts {
   uint64_t hits[kDepths] = {}, all[kDepths] = {};
+  double loss = 0;
+  uint64_t losses = 0;
 };
 
 int32_t ArgmaxOf(std::span<const float> logits) { return Argmax(logits); }
@@ -59,7 +63,13 @@ void RunWindow(LocalEngine& engine, const std::vector<int32_t>& ids, Counts* cou
     for (uint32_t r = 0; r < n; ++r) rows.push_back({0, begin + r, ids[begin + r]});
     engine.Commit(0, begin);
     ASSERT_TRUE(engine.Run(rows)->ok());
-    for (uint32_t r = 0; r < n; ++r) model[begin + r] = ArgmaxOf(engine.logits(r));
+    for (uint32_t r = 0; r < n; ++r) {
+      const std::span<const float> logits = engine.logits(r);
+      model[begin + r] = ArgmaxOf(logits);
+      if (begin + r + 1 == total) continue;
+      counts->loss -= Normalize(logits).LogProb(logits[static_cast<size_t>(ids[begin + r + 1])]);
+      ++counts->losses;
+    }
     for (uint32_t r = 0; r < n; ++r) {
       for (uint32_t depth = 0; depth < kDepths && begin + r + depth + 1 < total; ++depth) {
         const uint32_t p = begin + r + depth;
@@ -121,6 +131,8 @@ TEST(Agreement, HeadAgreesWithTheModelAsOftenAsInTheReference) {
     const Kind& kind = kKinds[k];
     Counts counts;
     for (const std::vector<int32_t>& window : Windows(*text, k)) RunWindow(**engine, window, &counts);
+    std::printf("figure: text of %s: loss %.3f (reference's text %.3f)\n", kind.name,
+                counts.loss / static_cast<double>(counts.losses), kind.loss);
     for (uint32_t depth = 0; depth < kDepths; ++depth) {
       std::printf(
           "figure: teacher-forced agreement %-8s depth %u: %.3f (reference %.3f, %llu tokens)\n",
