@@ -31,7 +31,7 @@ class DraftSpeed : public ::testing::Test {
     source_ = std::move(*ModelSource::Open(FindBitsModel("demo")->description));
     data_ = *source_->tokenizer();
     tokenizer_ = std::move(*Tokenizer::Create(data_));
-    auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = 2});
+    auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = MeasuredThreads()});
     ASSERT_TRUE(stack.ok()) << stack.status();
     stack_ = std::move(*stack);
     ASSERT_TRUE(stack_->UseBestIsa(1).ok());
