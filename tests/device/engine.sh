@@ -5,6 +5,8 @@
 #             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell)
 #   SECTION   any of: probe kernels worker bits_demo bits_synth kill faults doorbell chat bench_q2 bench_iq3 bench_q4 sanitize
 #             (default: all but sanitize)
+#             drafts acceptance replay (also cuda_draft_worker_test cuda_no_trace_test draft_matrix_test draft_speed_test
+#             draft_replay_test in the bundle; replay loads a full-shape model for each tier, 45 s)
 #   LODE_TEST_SOURCES   folder with tests/models (default: this repository)
 #   LODE_SECTION_SECONDS   limit of one section (default 240)
 # A section that fails or takes too long does not stop the others. Logs: OUTDIR/SECTION.log; table: OUTDIR/engine.txt. Exit status:
@@ -43,8 +45,16 @@ chat() {  # the command line through a private stack, cuda against cpu: same tex
   done
   cmp "$out/chat.cpu.txt" "$out/chat.cuda.txt" && cat "$out/chat.cuda.txt"
 }
+drafts() {  # bits: the head's passes, the worker against its oracle, no trace, the matrix of the whole engine
+  "$bin/cuda_kernels_test" --gtest_filter='CudaDraft*:CudaPick*' --gtest_brief=1 &&
+    "$bin/cuda_draft_worker_test" --gtest_brief=1 && "$bin/cuda_no_trace_test" --gtest_brief=1 &&
+    LODE_DRAFT_PAIRS=${LODE_DRAFT_PAIRS-1} "$bin/draft_matrix_test" --gtest_brief=1
+}
 run() {
   case $1 in
+    drafts) drafts ;;
+    acceptance) "$bin/draft_speed_test" --gtest_brief=1 ;;
+    replay) LODE_REPLAY_MODEL=${LODE_REPLAY_MODEL:-$flagship,pack=q2_0,mtp=1} "$bin/draft_replay_test" --gtest_brief=1 ;;
     probe) "$bin/lode-gpu-worker" --probe 3>&1; nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader; nproc; free -g | sed -n 2p ;;
     kernels) "$bin/cuda_kernels_test" --gtest_brief=1 ;;
     worker) "$bin/cuda_worker_test" --gtest_brief=1 ;;
@@ -62,7 +72,7 @@ run() {
     *) echo "no section $1"; return 2 ;;
   esac
 }
-export -f run bench chat
+export -f run bench chat drafts
 export bin bundle flagship gib out
 
 failed=0
@@ -80,6 +90,7 @@ for section in "${sections[@]}"; do
     bits_*) tail -n 1 "$out/$section.log" ;;
     chat) tail -n 4 "$out/$section.log" ;;
     bench_*) grep -E "^\[|stages|ready|failed|vram|nodes" "$out/$section.log" | grep -v "\[info\]" ;;
+    drafts | acceptance | replay) grep -E "^figure|PASSED|FAILED" "$out/$section.log" ;;
     kernels | worker | kill | faults) tail -n 3 "$out/$section.log" ;;
   esac | sed 's/^/    /' | cut -c1-600 | tee -a "$table"
 done

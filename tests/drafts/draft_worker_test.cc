@@ -286,6 +286,7 @@ class DraftWorker : public ::testing::Test {
     if (!follow.empty()) {
       ASSERT_TRUE(oracle_->Draft(follow, false)->ok());
     }
+    last_p_.assign(result.draft_p[0], result.draft_p[0] + result.n_drafts[0]);
     for (uint32_t s = 0; s < parts.size(); ++s) {
       SCOPED_TRACE(fmt::format("window {}, slot {}, at {}, depth {}, min-p {}, coupled {}",
                                window_number_, parts[s].slot, plan.seqs[s].committed, parts[s].depth,
@@ -310,11 +311,11 @@ class DraftWorker : public ::testing::Test {
     for (uint32_t& isa : t.cpu_isa) isa = BestIsa();
     return t;
   }
-  void Restart(uint32_t slot) {
+  void Restart(uint32_t slot, uint32_t prompt = 12) {
     Text& text = texts_[slot];
     ++text.epoch;
     text.committed = text.accepted = 0;
-    text.tokens.resize(12);
+    text.tokens.resize(prompt);
     oracle_->Restart(slot);
     missed_.erase(slot);
   }
@@ -330,6 +331,7 @@ class DraftWorker : public ::testing::Test {
   uint32_t vocab_ = 0;
   SamplingPlan sampling_[kSlots] = {};
   Text texts_[kSlots];
+  std::vector<float> last_p_;  // of the last window's first sequence
   std::set<uint32_t> missed_;  // slots whose head has a hole
   uint64_t window_number_ = 0, guesses_ = 0, cut_ = 0;
 };
@@ -371,6 +373,23 @@ TEST_F(DraftWorker, TwoSequencesWithEndsOfTheirOwn) {
   }
   EXPECT_GT(guesses_, 10u);
   EXPECT_GT(cut_, 3u);
+}
+
+// A chain goes on with a guess of exactly min_p, and ends before one that is the least bit below.
+TEST_F(DraftWorker, MinPIsInclusive) {
+  Start({});
+  if (HasFatalFailure()) return;
+  texts_[0].tokens.resize(6);
+  Window({{.slot = 0, .prompt = 6, .right = 0, .wrong = 0, .depth = 3}});
+  ASSERT_EQ(last_p_.size(), 3u);
+  const float least = *std::min_element(last_p_.begin(), last_p_.end());
+  const size_t at = static_cast<size_t>(std::find(last_p_.begin(), last_p_.end(), least) - last_p_.begin());
+  for (const bool above : {false, true}) {
+    Restart(0, 6);
+    const float cut = above ? std::nextafter(least, 1.0f) : least;
+    Window({{.slot = 0, .prompt = 6, .right = 0, .wrong = 0, .depth = 3, .min_p = cut}});
+    EXPECT_EQ(last_p_.size(), above ? at : 3u);
+  }
 }
 
 TEST_F(DraftWorker, DrawnGuessesCountPenalties) {
