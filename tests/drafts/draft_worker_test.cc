@@ -395,6 +395,10 @@ TEST_F(DraftWorker, MinPIsInclusive) {
 TEST_F(DraftWorker, DrawnGuessesCountPenalties) {
   Start({});
   if (HasFatalFailure()) return;
+  // A reward for what was just said: one token counted or not makes another guess.
+  sampling_[1].repetition_penalty = 1;
+  sampling_[1].presence_penalty = -3;
+  sampling_[1].frequency_penalty = -2;
   texts_[0].tokens.resize(4);
   texts_[1].tokens.resize(4);
   Window({{.slot = 1, .prompt = 4, .right = 0, .wrong = 0, .depth = 4, .coupled = true},
