@@ -57,10 +57,10 @@ Status CudaDrafter::Allocate() {
     *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
     return OkStatus();
   };
-  const size_t parts = size_t{kWindowRowsMax} * cuda::kPickParts;
+  const size_t parts = size_t{kWindowRowsMax} * cuda::kGuessParts;
   LODE_RETURN_IF_ERROR(device("draft run", sizeof(cuda::DraftRunState), &state_));
   LODE_RETURN_IF_ERROR(
-      device("draft picks", kWindowRowsMax * sizeof(cuda::PickedToken), &picked_));
+      device("draft picks", kWindowRowsMax * sizeof(cuda::GuessedToken), &picked_));
   LODE_RETURN_IF_ERROR(device("draft pick parts", parts * sizeof(uint64_t), &parts_));
   LODE_RETURN_IF_ERROR(device("draft end counter", sizeof(uint32_t), &arrived_));
   const std::span<const int32_t> ids = drafter_->vocabulary();
@@ -100,7 +100,7 @@ Status CudaDrafter::CaptureAll() {
 
 // Rows without needs_logits keep what they had; nobody reads it.
 void CudaDrafter::EnqueuePick(uint32_t n_rows) {
-  cuda::LaunchPick(device_.stream(),
+  cuda::LaunchGuess(device_.stream(),
                    {.logits = drafter_->logits(0),
                     .stride = drafter_->logits_size(),
                     .n = drafter_->logits_size(),

@@ -81,7 +81,7 @@ class CudaDrafter final : public DraftEngine {
   std::unique_ptr<cuda::Graph> link_[2][kWindowRowsMax + 1];  // [residual read][chains]
   // Device.
   cuda::DraftRunState* state_ = nullptr;
-  cuda::PickedToken* picked_ = nullptr;
+  cuda::GuessedToken* picked_ = nullptr;
   uint64_t* parts_ = nullptr;
   uint32_t* arrived_ = nullptr;
   int32_t* ids_ = nullptr;  // null: every token

@@ -122,7 +122,7 @@ LODE_KERNEL(kWarp) DraftLinkKernel(DraftLinkArgs a) {
   const uint32_t slot = params.seqs[from.seq].slot;
   SyncWarp();  // everything of this pass has been read
   if (mine) {
-    const PickedToken& guess = a.picked[row];
+    const GuessedToken& guess = a.picked[row];
     report.token[chain] = guess.token;
     report.probability[chain] = guess.probability;
     const uint32_t position = from.position + 1;

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/pick.h"
+#include "kernels/cuda/guess.h"
 #include "kernels/cuda/window.h"
 #include "shared/base/limits.h"
 
@@ -34,7 +34,7 @@ struct DraftPassReport {
 struct DraftLinkArgs {
   WindowBlock* window = nullptr;
   DraftRunState* state = nullptr;
-  const PickedToken* picked = nullptr;  // [row of the pass]
+  const GuessedToken* picked = nullptr;  // [row of the pass]
   DraftPassReport* reports = nullptr;   // pinned, [pass]
 };
 // Copies the run from pinned memory and zeroes the pass counter.

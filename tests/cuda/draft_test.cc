@@ -183,5 +183,37 @@ TEST_F(CudaDraftTest, EveryFormOfAHead) {
   if (card_.real()) run("f32 cells", {.kv_type = KvType::kF32});
 }
 
+// Time of a pass at flagship shape without a graph; LODE_DRAFT_PASSES=1 leaves one pass per row count,
+// for a profiler's list of kernels.
+TEST_F(CudaDraftTest, Cost) {
+  if (!card_.real()) GTEST_SKIP() << "time is a card's: " << card_.facts().name;
+  const char* text = std::getenv("LODE_DRAFT_PASSES");
+  const int passes = text != nullptr ? std::atoi(text) : 20;
+  LocalEngineOptions options;
+  options.context = 512;
+  options.drafts = true;
+  const auto engine =
+      CudaEngine::Create("synth:qwen3.8-flash-next,pack=q2_0,layers=4,mtp=1", options);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  std::vector<LocalRow> rows;
+  for (uint32_t i = 0; i < kWindowRowsMax; ++i)
+    rows.push_back({0, i, static_cast<int32_t>(100 + 77 * i), false});
+  ASSERT_TRUE((*engine)->Run(rows)->ok());
+  cuda::Timer* const timer = cuda::NewTimer();
+  for (const uint32_t n_rows : {4u, 1u}) {
+    std::vector<LocalDraftRow> follow;
+    for (uint32_t i = 0; i < n_rows; ++i)
+      follow.push_back({0, i, static_cast<int32_t>(100 + 77 * (i + 1)), i, i + 1 == n_rows});
+    double best = 1e9;
+    for (int pass = 0; pass < passes; ++pass) {
+      cuda::StartTimer(timer, (*engine)->device().stream());
+      ASSERT_TRUE((*engine)->Draft(follow, false)->ok());
+      best = std::min(best, cuda::StopTimer(timer, (*engine)->device().stream()));
+    }
+    std::printf("figure: pass of %u rows of the draft head without a graph: %.3f ms\n", n_rows, best);
+  }
+  cuda::DeleteTimer(timer);
+}
+
 }  // namespace
 }  // namespace lode::testing

@@ -46,7 +46,7 @@ chat() {  # the command line through a private stack, cuda against cpu: same tex
   cmp "$out/chat.cpu.txt" "$out/chat.cuda.txt" && cat "$out/chat.cuda.txt"
 }
 drafts() {  # bits: the head's passes, the worker against its oracle, no trace, the matrix of the whole engine
-  "$bin/cuda_kernels_test" --gtest_filter='CudaDraft*:CudaPick*' --gtest_brief=1 &&
+  "$bin/cuda_kernels_test" --gtest_filter='CudaDraft*:CudaGuess*' --gtest_brief=1 &&
     "$bin/cuda_draft_worker_test" --gtest_brief=1 && "$bin/cuda_no_trace_test" --gtest_brief=1 &&
     LODE_DRAFT_PAIRS=${LODE_DRAFT_PAIRS-1} "$bin/draft_matrix_test" --gtest_brief=1
 }

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "gpu_worker/sampler.h"
-#include "kernels/cuda/pick.h"
+#include "kernels/cuda/guess.h"
 #include "tests/cuda/test_card.h"
 
 namespace lode::testing {
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint32_t kFlagshipVocab = 248320;
 
-class CudaPickTest : public ::testing::Test {
+class CudaGuessTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!card_.ok()) GTEST_SKIP() << card_.why_not();
@@ -32,22 +32,22 @@ class CudaPickTest : public ::testing::Test {
       block.params.rows[r].needs_logits = skipped >> r & 1 ? 0 : 1;
     }
     const Buffer logits = card_.Upload(all), window = card_.Upload(std::vector{block});
-    const Buffer parts = card_.Allocate(n_rows * cuda::kPickParts * sizeof(uint64_t));
-    const Buffer picked = card_.Allocate(n_rows * sizeof(cuda::PickedToken));
+    const Buffer parts = card_.Allocate(n_rows * cuda::kGuessParts * sizeof(uint64_t));
+    const Buffer picked = card_.Allocate(n_rows * sizeof(cuda::GuessedToken));
     const Buffer names = ids.empty() ? Buffer() : card_.Upload(ids);
     card_.Poison(parts);
     card_.Poison(picked);
-    cuda::LaunchPick(card_.stream(),
+    cuda::LaunchGuess(card_.stream(),
                      {.logits = logits.as<float>(),
                       .stride = n,
                       .n = n,
                       .ids = ids.empty() ? nullptr : names.as<int32_t>(),
                       .logits_only = window.as<cuda::WindowBlock>(),
                       .parts = parts.as<uint64_t>(),
-                      .picked = picked.as<cuda::PickedToken>()},
+                      .picked = picked.as<cuda::GuessedToken>()},
                      n_rows);
-    std::vector<cuda::PickedToken> got(n_rows);
-    card_.Download(got.data(), picked.as<void>(), n_rows * sizeof(cuda::PickedToken));
+    std::vector<cuda::GuessedToken> got(n_rows);
+    card_.Download(got.data(), picked.as<void>(), n_rows * sizeof(cuda::GuessedToken));
     for (uint32_t r = 0; r < n_rows; ++r) {
       if (skipped >> r & 1) {
         EXPECT_EQ(got[r].token, 0x5a5a5a5a) << "a row that needs nothing was written";
@@ -81,13 +81,13 @@ class CudaPickTest : public ::testing::Test {
   uint64_t seed_ = 7;
 };
 
-TEST_F(CudaPickTest, EveryLength) {
+TEST_F(CudaGuessTest, EveryLength) {
   for (const uint32_t n : {1u, 2u, 31u, 32u, 33u, 255u, 257u, 4095u, 4096u, 4097u, 8192u, 12289u})
     Expect({Random(n, 12), Random(n, 0.1f), Random(n, 90)});
   Expect({Random(kFlagshipVocab, 15)});
 }
 
-TEST_F(CudaPickTest, TiesZerosAndOddValues) {
+TEST_F(CudaGuessTest, TiesZerosAndOddValues) {
   const float inf = INFINITY, nan = NAN;
   std::vector<float> ties = Random(9000, 3), zeros(300, -1.0f), minus(500, -inf), nans(700, nan);
   ties[8191] = ties[77] = ties[4096] = 5;
@@ -104,7 +104,7 @@ TEST_F(CudaPickTest, TiesZerosAndOddValues) {
   Expect({std::vector<float>(64, nan)});
 }
 
-TEST_F(CudaPickTest, RowsThatNeedNothingAndReducedVocabulary) {
+TEST_F(CudaGuessTest, RowsThatNeedNothingAndReducedVocabulary) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 3000; ++i) ids.push_back(2 * i + 5);
   std::vector<std::vector<float>> rows;
@@ -112,11 +112,11 @@ TEST_F(CudaPickTest, RowsThatNeedNothingAndReducedVocabulary) {
   Expect(rows, ids, 0b01100101);
 }
 
-TEST_F(CudaPickTest, Cost) {
+TEST_F(CudaGuessTest, Cost) {
   if (!card_.real()) GTEST_SKIP() << "time is a card's: " << card_.facts().name;
   const Buffer logits = card_.Upload(Random(kFlagshipVocab * 8, 15));
-  const Buffer parts = card_.Allocate(8 * cuda::kPickParts * sizeof(uint64_t));
-  const Buffer picked = card_.Allocate(8 * sizeof(cuda::PickedToken));
+  const Buffer parts = card_.Allocate(8 * cuda::kGuessParts * sizeof(uint64_t));
+  const Buffer picked = card_.Allocate(8 * sizeof(cuda::GuessedToken));
   cuda::Timer* const timer = cuda::NewTimer();
   for (const uint32_t n_rows : {1u, 4u, 8u}) {
     double best = 1e9;
@@ -124,12 +124,12 @@ TEST_F(CudaPickTest, Cost) {
       constexpr int kTimes = 20;
       cuda::StartTimer(timer, card_.stream());
       for (int i = 0; i < kTimes; ++i) {
-        cuda::LaunchPick(card_.stream(),
+        cuda::LaunchGuess(card_.stream(),
                          {.logits = logits.as<float>(),
                           .stride = kFlagshipVocab,
                           .n = kFlagshipVocab,
                           .parts = parts.as<uint64_t>(),
-                          .picked = picked.as<cuda::PickedToken>()},
+                          .picked = picked.as<cuda::GuessedToken>()},
                          n_rows);
       }
       best = std::min(best, cuda::StopTimer(timer, card_.stream()) * 1e3 / kTimes);
