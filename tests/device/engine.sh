@@ -5,12 +5,13 @@
 #             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell)
 #   SECTION   any of: probe kernels worker bits_demo bits_synth kill faults doorbell chat bench_q2 bench_iq3 bench_q4 sanitize
 #             (default: all but sanitize)
-#             drafts acceptance replay (also cuda_draft_worker_test cuda_no_trace_test draft_matrix_test draft_speed_test
-#             draft_replay_test in the bundle; replay loads a full-shape model for each tier, 45 s)
 #   LODE_TEST_SOURCES   folder with tests/models (default: this repository)
 #   LODE_SECTION_SECONDS   limit of one section (default 240)
 # A section that fails or takes too long does not stop the others. Logs: OUTDIR/SECTION.log; table: OUTDIR/engine.txt. Exit status:
 # 0 when every section passed.
+# Sections that only run when named, and the programs they need beside the others: drafts (bits of guessing: cuda_kernels_test
+# cuda_draft_worker_test cuda_no_trace_test draft_matrix_test), acceptance (draft_speed_test), replay (draft_replay_test; a full-shape
+# model is made, 45 s; LODE_REPLAY_MODEL names another one).
 set -u
 out=${1:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}
 bundle=$(cd "${2:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}" && pwd)
@@ -45,20 +46,17 @@ chat() {  # the command line through a private stack, cuda against cpu: same tex
   done
   cmp "$out/chat.cpu.txt" "$out/chat.cuda.txt" && cat "$out/chat.cuda.txt"
 }
-drafts() {  # bits: the head's passes, the worker against its oracle, no trace, the matrix of the whole engine
-  "$bin/cuda_kernels_test" --gtest_filter='CudaDraft*:CudaGuess*' --gtest_brief=1 &&
-    "$bin/cuda_draft_worker_test" --gtest_brief=1 && "$bin/cuda_no_trace_test" --gtest_brief=1 &&
-    LODE_DRAFT_PAIRS=${LODE_DRAFT_PAIRS-1} "$bin/draft_matrix_test" --gtest_brief=1
-}
 run() {
   case $1 in
-    drafts) drafts ;;
-    acceptance) "$bin/draft_speed_test" --gtest_brief=1 ;;
-    replay) LODE_REPLAY_MODEL=${LODE_REPLAY_MODEL:-$flagship,pack=q2_0,mtp=1} "$bin/draft_replay_test" --gtest_brief=1 ;;
     probe) "$bin/lode-gpu-worker" --probe 3>&1; nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader; nproc; free -g | sed -n 2p ;;
     kernels) "$bin/cuda_kernels_test" --gtest_brief=1 ;;
     worker) "$bin/cuda_worker_test" --gtest_brief=1 ;;
     bits_demo) LODE_BITS=${LODE_BITS:-40} "$bin/bit_matrix_test" demo ;;
+    drafts) "$bin/cuda_kernels_test" --gtest_filter='CudaDraft*:CudaGuess*' --gtest_brief=1 &&
+      "$bin/cuda_draft_worker_test" --gtest_brief=1 && "$bin/cuda_no_trace_test" --gtest_brief=1 &&
+      "$bin/draft_matrix_test" --gtest_brief=1 ;;
+    acceptance) "$bin/draft_speed_test" --gtest_brief=1 ;;
+    replay) LODE_REPLAY_MODEL=${LODE_REPLAY_MODEL:-$flagship,pack=q2_0,mtp=1} "$bin/draft_replay_test" --gtest_brief=1 ;;
     bits_synth) LODE_BITS=${LODE_BITS:-40} "$bin/bit_matrix_test" synth ;;
     kill) "$bin/engine_kill_test" --gtest_brief=1 ;;
     faults) "$bin/fault_points_test" --gtest_brief=1 ;;
@@ -72,7 +70,7 @@ run() {
     *) echo "no section $1"; return 2 ;;
   esac
 }
-export -f run bench chat drafts
+export -f run bench chat
 export bin bundle flagship gib out
 
 failed=0
@@ -85,12 +83,12 @@ for section in "${sections[@]}"; do
   echo "[$section] $verdict, $took s" | tee -a "$table"
   [ $status -eq 0 ] || tail -n 15 "$out/$section.log" | cut -c1-300
   case $section in
+    drafts | acceptance | replay) grep -E "^figure|PASSED|FAILED" "$out/$section.log" ;;
     probe) tail -n 6 "$out/$section.log" ;;
     doorbell) grep -E "doorbell|stopped" "$out/$section.log" ;;
     bits_*) tail -n 1 "$out/$section.log" ;;
     chat) tail -n 4 "$out/$section.log" ;;
     bench_*) grep -E "^\[|stages|ready|failed|vram|nodes" "$out/$section.log" | grep -v "\[info\]" ;;
-    drafts | acceptance | replay) grep -E "^figure|PASSED|FAILED" "$out/$section.log" ;;
     kernels | worker | kill | faults) tail -n 3 "$out/$section.log" ;;
   esac | sed 's/^/    /' | cut -c1-600 | tee -a "$table"
 done
