@@ -14,13 +14,41 @@ constexpr uint32_t kThreads = 256;
 constexpr uint32_t kWarp = 32;
 static_assert(kThreads == kWarpColumns);  // a block's columns are whole blocks of every form
 constexpr uint32_t kEndBlocksPerRow = 16;
+constexpr uint32_t kStage = 2048;  // floats of a vector in shared memory at a time
+
+// x . x for long vectors in device memory, valid in the first warp: all threads fetch, that warp adds
+// in the canonical order. Ends with a barrier.
+LODE_DEVICE float SquareSum(const float* x, uint32_t n, float* stage) {
+  constexpr uint32_t kInFlight = kStage / kThreads;
+  const uint32_t t = ThreadId();
+  float p = 0;
+  for (uint32_t base = 0; base < n; base += kStage) {
+    float v[kInFlight];
+    LODE_UNROLL
+    for (uint32_t k = 0; k < kInFlight; ++k) {
+      const uint32_t i = base + k * kThreads + t;
+      v[k] = i < n ? x[i] : 0.0f;
+    }
+    LODE_UNROLL
+    for (uint32_t k = 0; k < kInFlight; ++k) stage[k * kThreads + t] = v[k];
+    SyncBlock();
+    // Zeros beyond the end add nothing: partials are never -0.
+    if (t < kWarp) {
+      LODE_UNROLL
+      for (uint32_t i = 0; i < kStage; i += kWarp)
+        p = canonical::Fma(stage[i + t], stage[i + t], p);
+    }
+    SyncBlock();
+  }
+  return t < kWarp ? JoinLanes(p) : 0;
+}
 
 // out = rms_norm(x[n]) * weight, by a whole block; out may be x.
-LODE_DEVICE void BlockNorm(const float* x, const float* weight, uint32_t n, float eps, float* stage_a,
-                           float* stage_b, float* slot, float* out) {
+LODE_DEVICE void BlockNorm(const float* x, const float* weight, uint32_t n, float eps, float* stage,
+                           float* slot, float* out) {
   using namespace canonical;
-  const float dot = BlockDot(x, x, n, stage_a, stage_b);
-  if (ThreadId() == 0) *slot = InvSqrt(Add(Div(dot, static_cast<float>(n)), eps));
+  const float sum = SquareSum(x, n, stage);
+  if (ThreadId() == 0) *slot = InvSqrt(Add(Div(sum, static_cast<float>(n)), eps));
   SyncBlock();
   const float scale = *slot;
   for (uint32_t i = ThreadId(); i < n; i += kThreads) out[i] = Mul(Mul(x[i], scale), weight[i]);
@@ -30,18 +58,18 @@ LODE_DEVICE void BlockNorm(const float* x, const float* weight, uint32_t n, floa
 LODE_KERNEL(kThreads) DraftNormKernel(DraftNormArgs a) {
   LetNextStart();
   WaitForPrevious();
-  LODE_SHARED float stage_a[kDotStage], stage_b[kDotStage];
+  LODE_SHARED float stage[kStage];
   LODE_SHARED float slot;
   const uint32_t row = BlockY();
   if (BlockX() == 0) {
     float* e = a.embed + static_cast<size_t>(row) * a.hidden;
-    BlockNorm(e, a.embed_weight, a.hidden, a.eps, stage_a, stage_b, &slot, e);
+    BlockNorm(e, a.embed_weight, a.hidden, a.eps, stage, &slot, e);
     return;
   }
   const uint32_t width = a.streams * a.hidden, part = width / a.parts, at = (BlockX() - 1) * part;
   const uint32_t source = a.window->params.rows[row].source;
   BlockNorm(a.residual + static_cast<size_t>(source) * width + at, a.residual_weight + at, part, a.eps,
-            stage_a, stage_b, &slot, a.normed + static_cast<size_t>(row) * width + at);
+            stage, &slot, a.normed + static_cast<size_t>(row) * width + at);
 }
 
 LODE_KERNEL(kThreads) DraftJoinKernel(DraftJoinArgs a) {
