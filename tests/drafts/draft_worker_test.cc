@@ -261,7 +261,7 @@ class DraftWorker : public ::testing::Test {
         EXPECT_EQ(row.token, plan.rows[first[s] + i].pick ? picks[s][i] : -1) << "row " << i;
       }
       EXPECT_EQ(result.proposed_accepts[s], held[s]);
-      if (!parts[s].follow) missed_.insert(parts[s].slot);
+      if (!parts[s].follow || spoilt_) missed_.insert(parts[s].slot);
       if (missed_.count(parts[s].slot) != 0) continue;
       for (uint32_t i = 0; i < held[s]; ++i) {
         const RowPlan& row = plan.rows[first[s] + i];
@@ -332,6 +332,7 @@ class DraftWorker : public ::testing::Test {
   SamplingPlan sampling_[kSlots] = {};
   Text texts_[kSlots];
   std::vector<float> last_p_;  // of the last window's first sequence
+  bool spoilt_ = false;        // the head meets values that are not finite
   std::set<uint32_t> missed_;  // slots whose head has a hole
   uint64_t window_number_ = 0, guesses_ = 0, cut_ = 0;
 };
@@ -423,6 +424,32 @@ TEST_F(DraftWorker, AHoleEndsGuessingUntilANewSequence) {
   Window({{.slot = 0, .prompt = 8, .right = 0, .wrong = 0, .depth = 2}});
   Window({{.slot = 0, .prompt = 4, .right = 0, .wrong = 0, .depth = 3}});
   EXPECT_EQ(guesses_, 2u + 3u);
+}
+
+// A fault of the head costs guesses, never a window: with a weight that is infinite there are none, and
+// picks and logits are what they were.
+TEST_F(DraftWorker, AHeadThatIsNotFiniteGuessesNothing) {
+  testing::WriteDraftHead({}, folder_.File("head.gguf"));
+  const auto file = GgufFile::Open(folder_.File("head.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  test::GgufWriter writer = test::GgufWriter::From(**file);
+  for (test::WrittenTensor& t : writer.tensors()) t.offset = -1;
+  const float infinite = INFINITY;
+  std::memcpy(writer.Find("blk.8.nextn.enorm.weight")->data.data(), &infinite, sizeof(infinite));
+  writer.Write(folder_.File("spoilt.gguf"));
+  Options options;
+  options.mtp = folder_.File("spoilt.gguf");
+  Start(options);
+  if (HasFatalFailure()) return;
+  spoilt_ = true;
+  texts_[0].tokens.resize(4);
+  texts_[1].tokens.resize(4);
+  Window({{.slot = 0, .prompt = 4, .right = 0, .wrong = 0, .depth = 3},
+          {.slot = 1, .prompt = 4, .right = 0, .wrong = 0, .depth = 2}});
+  Window({{.slot = 0, .prompt = 0, .right = 2, .wrong = 1, .depth = 5}});
+  Restart(1, 4);
+  Window({{.slot = 1, .prompt = 4, .right = 0, .wrong = 0, .depth = 2, .coupled = true}});
+  EXPECT_EQ(guesses_, 0u);
 }
 
 TEST_F(DraftWorker, EveryFormOfAHead) {
