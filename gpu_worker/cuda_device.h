@@ -60,6 +60,9 @@ class CudaDevice final : public Device {
   // The host half of BeginWindow. REQUIRES: no enqueued copy of the block is pending, i.e. the
   // window before has ended.
   void StageWindow(const StepParams& params);
+  // A window of n_rows rows whose block the device itself has written (chained drafts): nothing is
+  // copied, and values that are not finite add to those of the window before.
+  void ContinueWindow(uint32_t n_rows);
   void BeginLayer(uint32_t layer) override;
   WindowOutcome Outcome() override;  // synchronises with the stream
   // Enqueues a copy of the error word to pinned memory; FromWord reads it after the stream got
@@ -97,6 +100,12 @@ class CudaDevice final : public Device {
   const float* shared_gate() const;
   void WillWrite(const float* y);
   void Head(const WeightMatrix& output, const float* x, float* logits) override;
+
+  // ---- draft head
+  // Takes the memory that DraftInput needs. Before "ready".
+  Status EnableDrafts();
+  void DraftInput(const DraftWeights& w, const WeightMatrix& embed, const float* residual,
+                  float* wide) override;
 
   // ---- routed experts
   // results[row * experts_used + order][hidden] of every entry of the list: x -> gate, up -> swiglu

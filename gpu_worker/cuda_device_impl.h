@@ -52,6 +52,12 @@ struct CudaDevice::Impl {
   // Hands out the scratch; with memory null it only counts bytes.
   size_t Carve(uint8_t* memory);
 
+  // Of the way into the draft head; empty without EnableDrafts.
+  struct DraftScratch {
+    float *embed = nullptr, *normed = nullptr, *joined = nullptr;
+    FormBuffer forms;  // by row * streams + stream
+  };
+
   // ---- activations
   static uint32_t FormOf(Format format);  // index of kFormLens, or kForms for float formats
   uint32_t FormsOf(std::initializer_list<const WeightMatrix*> matrices) const;  // bit per form
@@ -97,6 +103,7 @@ struct CudaDevice::Impl {
   std::vector<DeviceAllocation> allocations;
   uint32_t layer = 0;
   Scratch scratch = {};
+  DraftScratch draft;
   const float* x_source = nullptr;  // whose forms x_forms holds
   PendingWrite pending;
   size_t cells_max = 0, blocks_max = 0;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "gpu_worker/cuda_api.h"
+#include "gpu_worker/cuda_drafter.h"
 #include "gpu_worker/cuda_engine.h"
 #include "gpu_worker/cuda_slots.h"
 #include "kernels/cuda/runtime.h"
@@ -25,9 +26,14 @@ constexpr uint32_t kHostThreadsMax = 4;
 
 double Mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-// A line of the memory table: what an allocation is for, by its name.
-const char* Purpose(const std::string& what) {
+// A line of the memory table: what an allocation is for, by its name. The draft head is layer
+// `layers`, behind the trunk's.
+const char* Purpose(const std::string& what, uint32_t layers) {
   const auto has = [&](const char* part) { return what.find(part) != std::string::npos; };
+  if (what.starts_with("draft experts")) return "draft experts";
+  if (what.starts_with(fmt::format("layer {} ", layers))) return "draft cells";
+  if (what.starts_with("draft ") || what.starts_with(fmt::format("blk.{}.", layers)))
+    return "draft head";
   if (has("KV block") || has("index keys")) return "KV cache";
   if (what.starts_with("layer ")) return "sequence state";
   if (what.starts_with("lanes ")) return "lanes";
@@ -67,6 +73,21 @@ class Stack final : public CudaStack {
 
   Device& device() override { return *device_; }
   bool registers_read_only() const override { return registers_read_only_; }
+
+  StatusOr<std::unique_ptr<DraftEngine>> MakeDrafter(const ModelSource& head,
+                                                     const DraftWeights& weights,
+                                                     const ModelWeights& trunk,
+                                                     const AttentionState& cells,
+                                                     const Forward& forward,
+                                                     uint64_t* draft_bytes) override {
+    LODE_ASSIGN_OR_RETURN(auto lanes, CudaDraftLanes::Load(head, *device_));
+    *draft_bytes = lanes->bytes();
+    LODE_ASSIGN_OR_RETURN(auto drafter,
+                          CudaDrafter::Create(config_, weights, trunk, *device_, cells,
+                                              std::move(lanes), forward.wide()));
+    facts_["graph nodes, one more draft"] = std::to_string(drafter->nodes());
+    return std::unique_ptr<DraftEngine>(std::move(drafter));
+  }
 
   StatusOr<std::unique_ptr<WindowEngine>> MakeEngine(Forward& forward, const ArenaSet& arenas,
                                                      Segment& exchange,
@@ -134,7 +155,7 @@ class Stack final : public CudaStack {
     engine_->SetTier(tier);
     LODE_ASSIGN_OR_RETURN(const cuda::MemoryInfo memory, cuda::DeviceMemory());
     std::map<std::string, uint64_t> table;
-    for (const DeviceAllocation& a : device_->allocations()) table[Purpose(a.what)] += a.bytes;
+    for (const DeviceAllocation& a : device_->allocations()) table[Purpose(a.what, config_.layers)] += a.bytes;
     spdlog::info("device memory of {} ({:.0f} MiB):", card_.name, Mib(card_.total_bytes));
     uint64_t named = 0;
     for (const auto& [purpose, bytes] : table) {

@@ -1,7 +1,7 @@
 // The cuda half of a GPU worker, behind an interface without CUDA types: gpu_worker.cc assembles a
 // worker from it, and a build without LODE_CUDA links cuda_absent.cc in its place. Order of calls:
 // MakeCudaStack (driver, card, compute capability), dense weights and state through device(),
-// MakeEngine (registers segments, captures graphs), MakeSlots (carves what is left), Attach. After
+// MakeDrafter where there is a draft head, MakeEngine (registers segments, captures graphs), MakeSlots (carves what is left), Attach. After
 // Attach nothing is allocated or registered on the device. Thread: the loading thread, then the
 // worker loop's.
 #pragma once
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gpu_worker/device.h"
+#include "gpu_worker/draft_engine.h"
 #include "gpu_worker/expert_tier.h"
 #include "gpu_worker/forward.h"
 #include "gpu_worker/window_engine.h"
@@ -28,6 +29,12 @@ class CudaStack {
   virtual Device& device() = 0;
   // Whether read-only mappings can be registered; otherwise arenas must be mapped writable.
   virtual bool registers_read_only() const = 0;
+  // The draft head of `head` (the trunk's own source, or a separate one): loads its experts, takes its
+  // memory, captures its passes. Before MakeEngine. All references outlive it. `draft_bytes`: of the
+  // experts.
+  virtual StatusOr<std::unique_ptr<DraftEngine>> MakeDrafter(
+      const ModelSource& head, const DraftWeights& weights, const ModelWeights& trunk,
+      const AttentionState& cells, const Forward& forward, uint64_t* draft_bytes) = 0;
   // Registers the segments with the driver and captures one graph per row count. All arguments
   // outlive the engine; `arenas` are complete.
   virtual StatusOr<std::unique_ptr<WindowEngine>> MakeEngine(Forward& forward,

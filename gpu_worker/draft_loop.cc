@@ -11,7 +11,7 @@
 
 namespace lode {
 
-DraftLoop::DraftLoop(uint32_t vocab, uint32_t slots, uint32_t context, Drafter& drafter,
+DraftLoop::DraftLoop(uint32_t vocab, uint32_t slots, uint32_t context, DraftEngine& drafter,
                      HostPool& pool)
     : context_(context), drafter_(drafter), pool_(pool), slots_(slots) {
   for (uint32_t i = 0; i < kWindowRowsMax; ++i) scratch_.emplace_back(vocab);
@@ -28,12 +28,15 @@ void DraftLoop::Run(const WindowPlan& plan, const StepParams& params, const uint
   n_chains_ = 0;
   CollectRows(plan, params, row_of, *result, &pass);
   if (pass.n_rows == 0) return;  // nobody follows
+  if (DeviceCanRun(plan)) {
+    RunOnDevice(plan, pass, wide, result);
+    result->draft_ns = NowNs() - begin;
+    return;
+  }
   const float* residual = wide;
   while (pass.n_rows > 0) {
     const WindowOutcome outcome = drafter_.Step(pass, residual);
     if (!outcome.ok()) {
-      spdlog::warn("window {}: the draft head met a value that is not finite; no drafts",
-                   plan.window);
       Forget(plan);
       break;
     }
@@ -43,6 +46,38 @@ void DraftLoop::Run(const WindowPlan& plan, const StepParams& params, const uint
     NextPass(params, *result, &pass);
   }
   result->draft_ns = NowNs() - begin;
+}
+
+// Drawn guesses need the host's sampler.
+bool DraftLoop::DeviceCanRun(const WindowPlan& plan) const {
+  return drafter_.runs_chains() &&
+         std::none_of(chains_, chains_ + n_chains_, [&](const Chain& chain) {
+           return (plan.seqs[chain.seq].draft_flags & kDraftCoupled) != 0;
+         });
+}
+
+// All passes at once: the device picks. The chains that go deepest come first, so that a pass's rows
+// are those of the first chains.
+void DraftLoop::RunOnDevice(const WindowPlan& plan, const StepParams& first, const float* wide,
+                            WindowResult* result) {
+  std::stable_sort(chains_, chains_ + n_chains_,
+                   [](const Chain& a, const Chain& b) { return a.wanted > b.wanted; });
+  DraftChain chains[kWindowRowsMax];
+  for (uint32_t i = 0; i < n_chains_; ++i)
+    chains[i] = {chains_[i].row, chains_[i].wanted, plan.seqs[chains_[i].seq].draft_min_p};
+  DraftGuess guesses[kWindowRowsMax][kDraftsMax];
+  uint32_t n_guesses[kWindowRowsMax] = {};
+  const WindowOutcome outcome = drafter_.RunChains(first, wide, {chains, n_chains_}, guesses,
+                                                   n_guesses, &result->draft_passes);
+  for (uint32_t i = 0; i < n_chains_; ++i) {
+    const uint32_t seq = chains_[i].seq;
+    for (uint32_t g = 0; g < n_guesses[i] && guesses[i][g].p >= chains[i].min_p; ++g) {
+      result->drafts[seq][g] = guesses[i][g].token;
+      result->draft_p[seq][g] = guesses[i][g].p;
+      result->n_drafts[seq] = g + 1;
+    }
+  }
+  if (!outcome.ok()) Forget(plan);
 }
 
 // Rows of the first pass: of every sequence that follows, the rows that hold.
@@ -162,6 +197,7 @@ void DraftLoop::NextPass(const StepParams& params, const WindowResult& result, S
 
 // A pass failed half-way: what these slots' cells hold is unknown, so they count as empty.
 void DraftLoop::Forget(const WindowPlan& plan) {
+  spdlog::warn("window {}: the draft head met a value that is not finite; no drafts", plan.window);
   for (uint32_t i = 0; i < plan.n_seqs; ++i) slots_[plan.seqs[i].slot].end = 0;
 }
 

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gpu_worker/drafter.h"
+#include "gpu_worker/draft_engine.h"
 #include "gpu_worker/host_pool.h"
 #include "gpu_worker/plan_check.h"
 #include "gpu_worker/sampler.h"
@@ -26,7 +26,8 @@ class DraftLoop {
  public:
   // `slots`: of sequences on the device; `context`: tokens of the longest one. References outlive
   // this.
-  DraftLoop(uint32_t vocab, uint32_t slots, uint32_t context, Drafter& drafter, HostPool& pool);
+  DraftLoop(uint32_t vocab, uint32_t slots, uint32_t context, DraftEngine& drafter,
+            HostPool& pool);
 
   // The window of `plan` ended well and `result` holds its picks and proposed accepts. `params`,
   // `row_of`: as SequenceState::Stage made them; `wide`: Forward::wide(). Fills n_drafts, drafts,
@@ -50,15 +51,15 @@ class DraftLoop {
     uint32_t n_tail;
     int32_t tail[2 * kWindowRowsMax];
   };
-  struct Guess {
-    int32_t token;
-    float p;
-  };
+  using Guess = DraftGuess;
 
   void CollectRows(const WindowPlan& plan, const StepParams& params, const uint32_t* row_of,
                    const WindowResult& result, StepParams* pass);
   void AddSequence(const WindowPlan& plan, const StepSequence& staged, uint32_t seq,
                    const uint32_t* row_of, const WindowResult& result, StepParams* pass);
+  bool DeviceCanRun(const WindowPlan& plan) const;
+  void RunOnDevice(const WindowPlan& plan, const StepParams& first, const float* wide,
+                   WindowResult* result);
   void TakeGuesses(const WindowPlan& plan, const PlanAreas& areas, WindowResult* result);
   Guess GuessOf(const WindowPlan& plan, const Chain& chain, const PlanAreas& areas,
                 uint32_t scratch);
@@ -66,7 +67,7 @@ class DraftLoop {
   void Forget(const WindowPlan& plan);
 
   const uint32_t context_;
-  Drafter& drafter_;
+  DraftEngine& drafter_;
   HostPool& pool_;
   std::vector<Slot> slots_;
   std::vector<SamplerScratch> scratch_;           // [chain]

@@ -31,10 +31,22 @@ StatusOr<std::unique_ptr<Drafter>> Drafter::Create(const ModelConfig& config,
 }
 
 WindowOutcome Drafter::Step(const StepParams& params, const float* residual) {
+  device_.BeginWindow(params);
+  const bool guesses = std::any_of(params.rows, params.rows + params.n_rows,
+                                   [](const StepRow& row) { return row.needs_logits != 0; });
+  return Pass(params.n_rows, residual, guesses);
+}
+
+void Drafter::Record(uint32_t n_rows, const float* residual) {
+  recording_ = true;
+  Pass(n_rows, residual, true);
+  recording_ = false;
+}
+
+WindowOutcome Drafter::Pass(uint32_t n_rows, const float* residual, bool guesses) {
   const LayerWeights& w = weights_.layer;
   current_ = residual == wide_[0] ? 1 : 0;
   float* wide = wide_[current_];
-  device_.BeginWindow(params);
   // Layers of the trunk, then its head, then this one.
   device_.BeginLayer(config_.layers + 1);
 
@@ -50,24 +62,22 @@ WindowOutcome Drafter::Step(const StepParams& params, const float* residual) {
 
   // x = gated mix of R; y = experts(x); R[s] += inject[s] * y.
   device_.HcRead(w.hc_ffn, wide, x_, inject_);
-  WindowOutcome outcome = Experts(params.n_rows);
+  WindowOutcome outcome = Experts(n_rows);
   if (!outcome.ok()) return outcome;
   device_.HcWrite(y_, inject_, wide);
 
   // logits = output . (gated mix of R), for rows that guess.
-  const bool guesses = std::any_of(params.rows, params.rows + params.n_rows,
-                                   [](const StepRow& row) { return row.needs_logits != 0; });
   if (guesses) {
     device_.HcRead(weights_.head, wide, x_, nullptr);
     device_.Head(weights_.output, x_, logits_);
   }
-  return device_.Outcome();
+  return Noticed();
 }
 
 WindowOutcome Drafter::Experts(uint32_t n_rows) {
   const uint32_t layer = config_.layers;
   device_.Route(weights_.layer.moe, x_, routed_);
-  WindowOutcome outcome = device_.Outcome();
+  WindowOutcome outcome = Noticed();
   if (!outcome.ok()) return outcome;
   outcome = experts_.Start(layer, x_, n_rows, routed_);
   if (!outcome.ok()) return outcome;

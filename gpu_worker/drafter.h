@@ -12,13 +12,14 @@
 #include <span>
 
 #include "gpu_worker/device.h"
+#include "gpu_worker/draft_engine.h"
 #include "gpu_worker/expert_lanes.h"
 #include "gpu_worker/model_weights.h"
 #include "gpu_worker/step_params.h"
 
 namespace lode {
 
-class Drafter {
+class Drafter final : public DraftEngine {
  public:
   // `trunk`: for its token_embd. `cells`: SequenceState::draft_attention(). `experts` computes layer
   // config.layers. All references outlive the object.
@@ -32,15 +33,19 @@ class Drafter {
   // of `residual` to start from, and whether logits (of the token at p + 2) are wanted. A row sees the
   // cells of its sequence at positions up to p, so rows of earlier positions of the same pass count.
   // `residual`: the trunk's Forward::wide() or the last step's wide().
-  WindowOutcome Step(const StepParams& params, const float* residual);
+  WindowOutcome Step(const StepParams& params, const float* residual) override;
+  // Enqueues the stages of any pass of n_rows rows and waits for nothing; the window was begun. All
+  // rows that need logits get them. Which of the two residuals it writes follows from `residual`.
+  void Record(uint32_t n_rows, const float* residual);
 
-  // Of the last step, device pointers.
-  const float* wide() const { return wide_[current_]; }
-  const float* logits(uint32_t row) const {  // [weights.output.rows]
+  const float* residual(uint32_t i) const { return wide_[i]; }  // i < 2: where passes write in turn
+  // Of the last step, or of the pass recorded last; device pointers.
+  const float* wide() const override { return wide_[current_]; }
+  const float* logits(uint32_t row) const override {  // [weights.output.rows]
     return logits_ + static_cast<size_t>(row) * weights_.output.rows;
   }
-  std::span<const int32_t> vocabulary() const { return weights_.vocabulary; }
-  uint32_t logits_size() const { return weights_.output.rows; }
+  std::span<const int32_t> vocabulary() const override { return weights_.vocabulary; }
+  uint32_t logits_size() const override { return weights_.output.rows; }
 
  private:
   Drafter(const ModelConfig& config, const DraftWeights& weights, const ModelWeights& trunk,
@@ -51,7 +56,10 @@ class Drafter {
         device_(device),
         cells_(cells),
         experts_(experts) {}
+  WindowOutcome Pass(uint32_t n_rows, const float* residual, bool guesses);
   WindowOutcome Experts(uint32_t n_rows);
+  // What the device has noticed so far; a recording learns it when it replays.
+  WindowOutcome Noticed() { return recording_ ? WindowOutcome{} : device_.Outcome(); }
 
   const ModelConfig config_;
   const DraftWeights& weights_;
@@ -64,6 +72,7 @@ class Drafter {
   // other.
   float* wide_[2] = {};
   uint32_t current_ = 0;
+  bool recording_ = false;
   float *x_ = nullptr, *inject_ = nullptr, *y_ = nullptr, *shared_ = nullptr, *logits_ = nullptr;
   RoutedRow* routed_ = nullptr;
 };

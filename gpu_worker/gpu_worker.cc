@@ -10,6 +10,7 @@
 
 #include "gpu_worker/cpu_engine.h"
 #include "gpu_worker/draft_vocabulary.h"
+#include "gpu_worker/drafter.h"
 #include "shared/base/fault.h"
 #include "shared/base/log.h"
 #include "shared/wire/segment_headers.h"
@@ -82,15 +83,10 @@ Status GpuWorker::OpenModel(const LoadPlan& plan) {
         "starting",
         plan.model, source_->identity(), plan.identity);
   }
-  // The cuda device computes no draft head yet; drafts by prompt lookup need none.
-  const bool draft_head = plan.draft_head && plan.device != "cuda";
-  if (plan.draft_head && !draft_head) {
-    spdlog::info("device cuda runs no draft head yet: drafts come from prompt lookup only");
-  }
-  if (draft_head && !plan.mtp.empty()) {
+  if (plan.draft_head && !plan.mtp.empty()) {
     LODE_ASSIGN_OR_RETURN(head_, ModelSource::OpenDraftHead(plan.mtp, source_->config()));
   }
-  drafts_ = draft_head && (head_ != nullptr || source_->config().nextn_layers > 0);
+  drafts_ = plan.draft_head && (head_ != nullptr || source_->config().nextn_layers > 0);
   return CheckComputable(*source_);
 }
 
@@ -183,11 +179,16 @@ Status GpuWorker::BuildDrafter(const LoadPlan& plan) {
   LODE_ASSIGN_OR_RETURN(draft_weights_, DraftWeights::Load(head, *source_, weights_, *device_,
                                                            std::move(vocabulary)));
   draft_weights_.full_width_norm = plan.mtp_full_width_norm;
+  if (cuda_ != nullptr) {
+    LODE_ASSIGN_OR_RETURN(drafter_, cuda_->MakeDrafter(head, draft_weights_, weights_,
+                                                       state_->draft_attention(), *forward_,
+                                                       &draft_expert_bytes_));
+    return OkStatus();
+  }
   LODE_ASSIGN_OR_RETURN(draft_lanes_, LocalExpertLanes::LoadDraft(head, *cpu_device_));
+  draft_expert_bytes_ = draft_lanes_->bytes();
   LODE_ASSIGN_OR_RETURN(drafter_, Drafter::Create(config, draft_weights_, weights_, *device_,
                                                   state_->draft_attention(), *draft_lanes_));
-  draft_loop_ = std::make_unique<DraftLoop>(config.vocab, plan.sequence_slots, plan.context,
-                                            *drafter_, cpu_device_->pool());
   return OkStatus();
 }
 
@@ -265,6 +266,10 @@ void GpuWorker::BuildLoop(const LoadPlan& plan) {
   loop.limits = {generation_,  index_,         config.vocab,
                  plan.context, plan.kv_blocks, plan.sequence_slots};
   loop.spin_ns = plan.spin_us * kNsPerUs;
+  if (drafter_ != nullptr) {
+    draft_loop_ = std::make_unique<DraftLoop>(config.vocab, plan.sequence_slots, plan.context,
+                                              *drafter_, engine_->pool());
+  }
   GpuLoopParts parts = {&config,
                         engine_.get(),
                         state_.get(),
@@ -281,12 +286,12 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   ReadyReport report;
   uint64_t device_bytes = 0;
   for (const DeviceAllocation& a : device_->allocations()) device_bytes += a.bytes;
-  const uint64_t draft_experts = draft_lanes_ != nullptr ? draft_lanes_->bytes() : 0;
-  device_bytes += draft_experts;
+  // On the card they are among the allocations.
+  if (cuda_ == nullptr) device_bytes += draft_expert_bytes_;
   report.memory_bytes = device_bytes + tier_->slot_bytes_total();
-  if (draft_lanes_ != nullptr) {
+  if (drafter_ != nullptr) {
     report.facts["draft_head"] = head_ != nullptr ? plan.mtp : plan.model;
-    report.facts["draft_bytes"] = std::to_string(draft_weights_.bytes + draft_experts);
+    report.facts["draft_bytes"] = std::to_string(draft_weights_.bytes + draft_expert_bytes_);
     report.facts["draft_vocabulary"] = std::to_string(draft_weights_.output.rows);
   }
   report.facts["device"] = plan.device;

@@ -90,8 +90,9 @@ class GpuWorker {
   std::unique_ptr<CpuLanes> lanes_;  // cpu device only
   std::unique_ptr<WindowEngine> engine_;
   DraftWeights draft_weights_ = {};
-  std::unique_ptr<LocalExpertLanes> draft_lanes_;
-  std::unique_ptr<Drafter> drafter_;
+  std::unique_ptr<LocalExpertLanes> draft_lanes_;  // cpu device only
+  uint64_t draft_expert_bytes_ = 0;
+  std::unique_ptr<DraftEngine> drafter_;
   std::unique_ptr<DraftLoop> draft_loop_;
   mutable std::mutex mutex_;  // guards the pointer: statistics may be asked for while loading
   std::unique_ptr<GpuWorkerLoop> loop_;

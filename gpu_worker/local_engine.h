@@ -73,6 +73,7 @@ class LocalEngine {
   // One pass of the draft head; REQUIRES the option drafts and a window behind it whose blocks hold
   // the positions. `chained`: start from the last pass's residual instead of the last window's.
   StatusOr<WindowOutcome> Draft(std::span<const LocalDraftRow> rows, bool chained);
+  const float* draft_residual() const { return drafter_->wide(); }  // of the last pass
   std::span<const float> draft_logits(uint32_t row) const {
     return {drafter_->logits(row), drafter_->logits_size()};
   }

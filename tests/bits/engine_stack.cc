@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 
 #include "kernels/kernel_table.h"
 #include "shared/shm/wait_word.h"
@@ -19,6 +20,11 @@ constexpr uint32_t kKvTokens = 4096;
 uint64_t Deadline() { return NowNs() + static_cast<uint64_t>(kPatienceSeconds * 1e9); }
 
 }  // namespace
+
+uint32_t MeasuredThreads() {
+  const uint32_t cores = std::thread::hardware_concurrency();
+  return TestDevice() == "cuda" && cores > 4 ? cores - 2 : 2;
+}
 
 StatusOr<std::unique_ptr<EngineStack>> EngineStack::Start(const ModelSource& source,
                                                           const Tokenizer& tokenizer,

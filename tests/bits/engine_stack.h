@@ -16,6 +16,9 @@ struct EngineStackOptions {
   uint32_t cpu_workers = 1;
   uint32_t threads = 2;  // of every pool; tunables may use fewer
 };
+// For measurements: two threads where the cpu device shares the cores with the CPU workers, all cores
+// but two with a card.
+uint32_t MeasuredThreads();
 
 class EngineStack {
  public:

@@ -119,13 +119,15 @@ StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Create(const std::string& mode
                                               {.slots = options.slots,
                                                .kv_blocks = options.slots * e->blocks_per_slot_,
                                                .context = options.context,
-                                               .kv_type = options.kv_type}));
+                                               .kv_type = options.kv_type,
+                                               .drafts = options.drafts}));
   if (!config.ple.empty()) {
     LODE_ASSIGN_OR_RETURN(e->ple_, PleReader::Create(*e->source_));
   }
   LODE_ASSIGN_OR_RETURN(e->lanes_, CudaListLanes::Load(*e->source_, *e->device_));
   LODE_ASSIGN_OR_RETURN(
       e->forward_, Forward::Create(config, e->weights_, *e->device_, *e->state_, e->ple_.get()));
+  if (options.drafts) LODE_RETURN_IF_ERROR(e->LoadDrafter(options));
   e->epochs_.assign(options.slots, 1);
   e->committed_.assign(options.slots, 0);
   e->kv_blocks_.resize(options.slots);
@@ -134,6 +136,50 @@ StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Create(const std::string& mode
       e->kv_blocks_[s].push_back(b * options.slots + (options.slots - 1 - s));
   }
   return e;
+}
+
+Status CudaEngine::LoadDrafter(const LocalEngineOptions& options) {
+  if (!options.mtp.empty()) {
+    LODE_ASSIGN_OR_RETURN(head_, ModelSource::OpenDraftHead(options.mtp, config()));
+  }
+  LODE_ASSIGN_OR_RETURN(draft_weights_, DraftWeights::Load(draft_source(), *source_, weights_,
+                                                           *device_, options.draft_vocabulary));
+  draft_weights_.full_width_norm = options.mtp_full_width_norm;
+  LODE_RETURN_IF_ERROR(device_->EnableDrafts());
+  LODE_ASSIGN_OR_RETURN(draft_lanes_, CudaDraftLanes::Load(draft_source(), *device_));
+  LODE_ASSIGN_OR_RETURN(drafter_, Drafter::Create(config(), draft_weights_, weights_, *device_,
+                                                  state_->draft_attention(), *draft_lanes_));
+  return OkStatus();
+}
+
+StepParams DraftParams(std::span<const LocalDraftRow> rows) {
+  StepParams params = {};
+  for (const LocalDraftRow& r : rows) {
+    if (params.n_seqs == 0 || params.seqs[params.n_seqs - 1].slot != r.slot) {
+      params.seqs[params.n_seqs++] = {
+          .slot = r.slot, .committed = r.position, .first_row = params.n_rows, .n_rows = 0};
+    }
+    ++params.seqs[params.n_seqs - 1].n_rows;
+    params.rows[params.n_rows++] = {params.n_seqs - 1, r.position, r.token,
+                                    r.needs_logits ? 1u : 0u, r.source};
+  }
+  return params;
+}
+
+StatusOr<WindowOutcome> CudaEngine::Draft(std::span<const LocalDraftRow> rows, bool chained) {
+  return drafter_->Step(DraftParams(rows), chained ? drafter_->wide() : forward_->wide());
+}
+
+std::vector<float> CudaEngine::draft_logits(uint32_t row) {
+  std::vector<float> values(drafter_->logits_size());
+  device_->Download(values.data(), drafter_->logits(row), values.size() * sizeof(float));
+  return values;
+}
+
+std::vector<float> CudaEngine::draft_residual() {
+  std::vector<float> values(size_t{kWindowRowsMax} * config().WideWidth());
+  device_->Download(values.data(), drafter_->wide(), values.size() * sizeof(float));
+  return values;
 }
 
 void CudaEngine::AddSequence(uint32_t slot, WindowPlan* plan) const {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "gpu_worker/cuda_device.h"
+#include "gpu_worker/cuda_draft_lanes.h"
+#include "gpu_worker/drafter.h"
 #include "gpu_worker/forward.h"
 #include "gpu_worker/local_engine.h"
 #include "gpu_worker/sequence_state.h"
@@ -67,6 +69,14 @@ class CudaEngine {
   void Commit(uint32_t slot, uint32_t position) { committed_[slot] = position; }
   StatusOr<WindowOutcome> Run(std::span<const LocalRow> rows);
   StatusOr<WindowOutcome> Flush(uint32_t slot);
+  // One pass of the draft head, as LocalEngine::Draft.
+  StatusOr<WindowOutcome> Draft(std::span<const LocalDraftRow> rows, bool chained);
+  std::vector<float> draft_logits(uint32_t row);
+  std::vector<float> draft_residual();
+  const DraftWeights& draft_weights() const { return draft_weights_; }
+  const ModelSource& draft_source() const { return head_ != nullptr ? *head_ : *source_; }
+  const Forward& forward() const { return *forward_; }
+
   std::vector<float> logits(uint32_t row);
   SequenceState& state() { return *state_; }
   CudaDevice& device() { return *device_; }
@@ -75,6 +85,7 @@ class CudaEngine {
   const ModelWeights& weights() const { return weights_; }
 
  private:
+  Status LoadDrafter(const LocalEngineOptions& options);
   StatusOr<WindowOutcome> RunPlan(const WindowPlan& plan);
   void AddSequence(uint32_t slot, WindowPlan* plan) const;
 
@@ -85,10 +96,17 @@ class CudaEngine {
   std::unique_ptr<PleReader> ple_;
   std::unique_ptr<CudaListLanes> lanes_;
   std::unique_ptr<Forward> forward_;
+  std::unique_ptr<ModelSource> head_;  // separate draft head
+  DraftWeights draft_weights_ = {};
+  std::unique_ptr<CudaDraftLanes> draft_lanes_;
+  std::unique_ptr<Drafter> drafter_;
   uint32_t blocks_per_slot_ = 0;
   std::vector<uint64_t> epochs_;
   std::vector<uint32_t> committed_;
   std::vector<std::vector<uint32_t>> kv_blocks_;
 };
+
+// A pass of the draft head as LocalEngine::Draft stages it.
+StepParams DraftParams(std::span<const LocalDraftRow> rows);
 
 }  // namespace lode::testing

@@ -9,6 +9,9 @@
 #   LODE_SECTION_SECONDS   limit of one section (default 240)
 # A section that fails or takes too long does not stop the others. Logs: OUTDIR/SECTION.log; table: OUTDIR/engine.txt. Exit status:
 # 0 when every section passed.
+# Sections that only run when named, and the programs they need beside the others: drafts (bits of guessing: cuda_kernels_test
+# cuda_draft_worker_test cuda_no_trace_test draft_matrix_test), acceptance (draft_speed_test), replay (draft_replay_test; a full-shape
+# model is made, 45 s; LODE_REPLAY_MODEL names another one).
 set -u
 out=${1:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}
 bundle=$(cd "${2:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}" && pwd)
@@ -49,6 +52,11 @@ run() {
     kernels) "$bin/cuda_kernels_test" --gtest_brief=1 ;;
     worker) "$bin/cuda_worker_test" --gtest_brief=1 ;;
     bits_demo) LODE_BITS=${LODE_BITS:-40} "$bin/bit_matrix_test" demo ;;
+    drafts) "$bin/cuda_kernels_test" --gtest_filter='CudaDraft*:CudaGuess*' --gtest_brief=1 &&
+      "$bin/cuda_draft_worker_test" --gtest_brief=1 && "$bin/cuda_no_trace_test" --gtest_brief=1 &&
+      "$bin/draft_matrix_test" --gtest_brief=1 ;;
+    acceptance) "$bin/draft_speed_test" --gtest_brief=1 ;;
+    replay) LODE_REPLAY_MODEL=${LODE_REPLAY_MODEL:-$flagship,pack=q2_0,mtp=1} "$bin/draft_replay_test" --gtest_brief=1 ;;
     bits_synth) LODE_BITS=${LODE_BITS:-40} "$bin/bit_matrix_test" synth ;;
     kill) "$bin/engine_kill_test" --gtest_brief=1 ;;
     faults) "$bin/fault_points_test" --gtest_brief=1 ;;
@@ -75,6 +83,7 @@ for section in "${sections[@]}"; do
   echo "[$section] $verdict, $took s" | tee -a "$table"
   [ $status -eq 0 ] || tail -n 15 "$out/$section.log" | cut -c1-300
   case $section in
+    drafts | acceptance | replay) grep -E "^figure|PASSED|FAILED" "$out/$section.log" ;;
     probe) tail -n 6 "$out/$section.log" ;;
     doorbell) grep -E "doorbell|stopped" "$out/$section.log" ;;
     bits_*) tail -n 1 "$out/$section.log" ;;

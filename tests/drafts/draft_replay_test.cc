@@ -2,7 +2,8 @@
 // as drafts of which a chosen share is wrong, at three hit rates. For each, windows of every number
 // of rows are timed (drafts fixed), which says what number of drafts is fastest for that share; the
 // policy, left alone, must settle on it or on one within 3 % of it. The model is synthetic, of the
-// flagship's widths. Real time decides here, so it is judged only when LODE_REPLAY_NEAR=0.97 says that
+// flagship's widths; LODE_REPLAY_MODEL names another one, and where that has a draft block the cost of
+// its passes is printed as well. Real time decides here, so it is judged only when LODE_REPLAY_NEAR=0.97 says that
 // nothing else runs on the machine; without it the test prints its figures and compares the answers.
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 
 #include "daemon/draft_policy.h"
 #include "shared/shm/wait_word.h"
@@ -18,15 +20,20 @@
 namespace lode {
 namespace {
 
-constexpr char kModel[] = "synth:layers=2,interval=2,experts=32,pack=q2_0,vocab=2048";
+constexpr char kDefaultModel[] = "synth:layers=2,interval=2,experts=32,pack=q2_0,vocab=2048";
 constexpr double kShares[] = {0.5, 0.7, 0.87};  // of drafts that are right
 constexpr double kSlotShares[] = {0, 0.5, 1};   // of all experts' bytes in the tier
 // The policy must reach this share of the fastest (LODE_REPLAY_NEAR): a busy machine moves its own
 // costs by more than the 3 % that are asked for.
 constexpr double kNear = 0;
 constexpr int kAttempts = 3;
+constexpr int kFillRuns = 3;
 constexpr uint32_t kTimedWindows = 16, kPolicyTokens = 240, kAnswerTokens = 256;
 
+std::string Model() {
+  const char* text = std::getenv("LODE_REPLAY_MODEL");
+  return text != nullptr ? text : kDefaultModel;
+}
 double Near() {
   const char* text = std::getenv("LODE_REPLAY_NEAR");
   return text != nullptr ? std::atof(text) : kNear;
@@ -42,12 +49,12 @@ struct Measured {
 class DraftReplay : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto source = ModelSource::Open(kModel);
+    auto source = ModelSource::Open(Model());
     ASSERT_TRUE(source.ok()) << source.status();
     source_ = std::move(*source);
     data_ = *source_->tokenizer();
     tokenizer_ = std::move(*Tokenizer::Create(data_));
-    auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = 2});
+    auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = MeasuredThreads()});
     ASSERT_TRUE(stack.ok()) << stack.status();
     stack_ = std::move(*stack);
     ASSERT_TRUE(stack_->UseBestIsa(1).ok());
@@ -87,6 +94,17 @@ class DraftReplay : public ::testing::Test {
   std::unique_ptr<EngineStack> stack_;
 };
 
+// What following and guessing to every depth costs behind a window.
+void PrintDraftCosts(const std::function<Measured(uint32_t depth)>& ask) {
+  for (uint32_t depth = 1; depth <= kDraftsMax; ++depth) {
+    const Measured run = ask(depth);
+    std::printf("figure: draft head, depth %u: %.3f ms behind a window, %u windows, %u guesses verified\n",
+                depth, static_cast<double>(run.usage.timing.draft_ns) / run.usage.decode_windows * 1e-6,
+                run.usage.decode_windows, run.usage.drafted_tokens);
+  }
+  std::fflush(stdout);
+}
+
 // Tokens per window with n drafts that hold with probability `right`, each given those before.
 double TokensWith(uint32_t n, double right) {
   double tokens = 1, reach = 1;
@@ -125,11 +143,23 @@ TEST_F(DraftReplay, PolicySettlesOnTheFastestNumberOfRows) {
     EXPECT_TRUE(std::equal(run.tokens.begin(), run.tokens.end(), plain.tokens.begin()));
     return run;
   };
+  if (source_->config().nextn_layers > 0) {
+    PrintDraftCosts([&](uint32_t depth) {
+      DraftOptions head;
+      head.lookup = false;
+      head.min_p = 0;
+      head.max = depth;
+      head.fixed = true;
+      return Ask(head, kTimedWindows);
+    });
+  }
   for (const double slots : kSlotShares) {
     TunablesChange change;
     change.vram_budget_bytes = static_cast<uint64_t>(static_cast<double>(slot_bytes) * slots);
     change.tier_policy = TierPolicy::kStatic;
     ASSERT_TRUE(stack_->scheduler().SetTunables(change).ok());
+    // Slots fill behind the windows' backs; what is timed comes after.
+    for (int i = 0; i < kFillRuns; ++i) Ask({}, kTimedWindows);
     std::array<bool, std::size(kShares)> near = {};
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       // Every draft right: windows of exactly n + 1 rows, timed.

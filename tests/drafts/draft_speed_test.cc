@@ -8,11 +8,12 @@
 #include "shared/shm/wait_word.h"
 #include "tests/bits/answers.h"
 #include "tests/bits/engine_stack.h"
+#include "tests/support/places.h"
 
 namespace lode {
 namespace {
 
-constexpr uint32_t kTokens = 96;
+constexpr uint32_t kTokens = 96, kTokensOfACard = 400;
 constexpr struct {
   const char* kind;
   const char* prompt;
@@ -31,7 +32,7 @@ class DraftSpeed : public ::testing::Test {
     source_ = std::move(*ModelSource::Open(FindBitsModel("demo")->description));
     data_ = *source_->tokenizer();
     tokenizer_ = std::move(*Tokenizer::Create(data_));
-    auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = 2});
+    auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = MeasuredThreads()});
     ASSERT_TRUE(stack.ok()) << stack.status();
     stack_ = std::move(*stack);
     ASSERT_TRUE(stack_->UseBestIsa(1).ok());
@@ -51,7 +52,7 @@ class DraftSpeed : public ::testing::Test {
     request.sampling.temperature = temperature;
     request.sampling.repetition_penalty = 1;
     request.sampling.seed = 11;
-    request.max_tokens = kTokens;
+    request.max_tokens = TestDevice() == "cuda" ? kTokensOfACard : kTokens;
     request.drafts = drafts;
     auto stream = stack_->scheduler().Submit(std::move(request));
     EXPECT_TRUE(stream.ok()) << stream.status();

@@ -6,8 +6,9 @@
 #include <cstring>
 
 #include "shared/base/check.h"
-#include "tests/golden/golden_prompt.h"
+#include "shared/gguf/gguf.h"
 #include "tests/support/gguf_writer.h"
+#include "tests/support/places.h"
 
 namespace lode::testing {
 namespace {
@@ -46,7 +47,7 @@ void QuantiseQ8(test::WrittenTensor* t) {
 }  // namespace
 
 void WriteDraftHead(const HeadForm& form, const std::string& path) {
-  const auto file = GgufFile::Open(DemoModelPath());
+  const auto file = GgufFile::Open(TestSources() + "/tests/models/demo-q4-with-mtp.gguf");
   LODE_CHECK(file.ok(), "{}", Message(file.status()));
   test::GgufWriter writer = test::GgufWriter::From(**file);
   std::vector<test::WrittenTensor>& tensors = writer.tensors();

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "tests/support/npz.h"
+#include "tests/support/places.h"
 
 namespace lode::testing {
 namespace {
@@ -21,7 +22,7 @@ Status Check(const StatusOr<WindowOutcome>& outcome) {
 }  // namespace
 
 StatusOr<GoldenPrompt> LoadGolden(const std::string& set, const std::string& name) {
-  LODE_ASSIGN_OR_RETURN(auto arrays, ReadNpz(std::string(LODE_SOURCE_DIR) +
+  LODE_ASSIGN_OR_RETURN(auto arrays, ReadNpz(TestSources() +
                                              "/tests/models/golden/" + set + "/" + name + ".npz"));
   GoldenPrompt g;
   g.name = name;
@@ -80,7 +81,7 @@ StatusOr<std::vector<int64_t>> RunGreedy(LocalEngine& engine, uint32_t position,
 }
 
 std::string DemoModelPath() {
-  return std::string(LODE_SOURCE_DIR) + "/tests/models/demo-q4-with-mtp.gguf";
+  return TestSources() + "/tests/models/demo-q4-with-mtp.gguf";
 }
 
 std::string SharedModelPath(const std::string& file) {
