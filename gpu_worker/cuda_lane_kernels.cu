@@ -3,6 +3,8 @@
 // Nothing here is bound by bandwidth: what counts is the number of dependent steps.
 #include "gpu_worker/cuda_lane_kernels.h"
 
+#include <utility>
+
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/system.h"
 
@@ -23,6 +25,7 @@ constexpr uint32_t kShortNapNs = 20;  // between looks at device memory
 constexpr uint32_t kRowsPerBlockAlone = 4;
 constexpr uint32_t kEndBlocksPerRow = 16;
 constexpr uint32_t kEndThreads = 256;
+constexpr uint32_t kCopyThreadsMax = 1024;
 
 // The threads of one block as a group of lane_work.h.
 struct BlockGroup {
@@ -78,7 +81,8 @@ LODE_DEVICE void PlanNothing(const LaneConstants& c, const PlanArgs& a, const La
   for (uint32_t i = ThreadId(); i < a.n_rows * c.shape.experts_used; i += ThreadCount())
     p.table[i] = p.results + uint64_t{i} * c.shape.hidden;
   if (ThreadId() == 0) {
-    p.list->n_entries = p.list->n_slow = 0;
+    p.lists.list->n_entries = p.lists.list->n_slow = 0;
+    p.lists.staged->n_entries = p.lists.staged->n_slow = p.lists.pieces->n = 0;
     *p.tag = 0;
   }
 }
@@ -115,6 +119,8 @@ LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
 // on each other are issued together at the start; a load is 0.6 us, everything else here is
 // barriers of 30 ns.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   LODE_SHARED LaneWork work;
   LODE_SHARED uint32_t warp_counts[kWarps];
   LODE_SHARED LayerPlace place;
@@ -142,7 +148,7 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   }
   if (BlockX() != 0) return;
   // Behind the bell: what only this device needs.
-  BuildExpertList(g, work, c.shape, place, p.list);
+  BuildExpertLists(g, work, c.shape, place, c.staging, p.lists);
   BuildResultTable(g, work, a.n_rows, c.shape, p.results,
                    reinterpret_cast<const float*>(c.exchange + c.results[parity]), p.table);
   AddCounts(g, work, a.n_rows, c.shape, c.report->by_layer[a.layer], c.report->row_lookups);
@@ -150,6 +156,34 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
     *p.tag = ring ? window_tag : 0;
     c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kPlanned)] = ClockNs();
   }
+}
+
+// Blocks take chunks of ThreadCount() * kLoads words in the order of the list. Arenas never change
+// and are read past the first cache: a word is used once.
+template <uint32_t kLoads>
+LODE_KERNEL(kCopyThreadsMax) StagedCopyKernel(const StagedPieces* list, uint32_t part,
+                                              uint32_t words_max, uint64_t* mark) {
+  WaitForPrevious();
+  const uint32_t chunk = ThreadCount() * kLoads, per_piece = (words_max + chunk - 1) / chunk;
+  const uint32_t items = list->n * per_piece;
+  for (uint32_t item = BlockX(); item < items; item += GridX()) {
+    const StagedPiece p = list->pieces[item / per_piece];
+    const uint32_t begin = part == 0 ? 0 : p.down_at, end = part == 0 ? p.down_at : p.bytes;
+    const uint32_t words = (end - begin) / sizeof(Word4);
+    const uint32_t first = item % per_piece * chunk + ThreadId();
+    const Word4* from = reinterpret_cast<const Word4*>(p.from + begin) + first;
+    Word4* to = reinterpret_cast<Word4*>(p.to + begin) + first;
+    Word4 v[kLoads];
+    LODE_UNROLL
+    for (uint32_t k = 0; k < kLoads; ++k) {
+      if (first + k * ThreadCount() < words) v[k] = LoadOnce(from + k * ThreadCount());
+    }
+    LODE_UNROLL
+    for (uint32_t k = 0; k < kLoads; ++k) {
+      if (first + k * ThreadCount() < words) to[k * ThreadCount()] = v[k];
+    }
+  }
+  if (ThreadId() == 0 && BlockX() < items) AtomicMax(mark, ClockNs());
 }
 
 LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
@@ -210,6 +244,8 @@ LODE_DEVICE void JudgeAnswers(const LaneConstants& c, uint32_t layer) {
 }
 
 LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
+  LetNextStart();
+  WaitForPrevious();
   const uint64_t tag = *c.parity[layer & 1].tag;
   if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
   if (tag == 0) return;
@@ -237,6 +273,8 @@ LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, uint64_t t
 constexpr uint32_t kHeld = 16;
 
 LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t layer) {
+  LetNextStart();
+  WaitForPrevious();
   using canonical::Fma;
   const LaneParity& p = c.parity[layer & 1];
   const uint32_t row = BlockY(), i = BlockX() * kPlanThreads + ThreadId(), used = c.shape.experts_used;
@@ -279,6 +317,8 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
 }
 
 LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
+  LetNextStart();
+  WaitForPrevious();
   uint32_t* words = reinterpret_cast<uint32_t*>(c.report);
   for (uint32_t i = ThreadId(); i < sizeof(LaneReport) / sizeof(uint32_t); i += ThreadCount())
     words[i] = 0;
@@ -289,6 +329,8 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
 
 LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* ids, uint32_t used,
                                               uint32_t n_rows) {
+  LetNextStart();
+  WaitForPrevious();
   for (uint32_t i = ThreadId(); i < n_rows * used; i += ThreadCount())
     routed[i / used].ids[i % used] = ids[i / used * kExpertsUsedMax + i % used];
 }
@@ -296,6 +338,8 @@ LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* 
 // Every block reads its share of every piece, 16 bytes per load, four in flight per thread.
 LODE_KERNEL(kPlanThreads) ProbeKernel(const uint8_t* const* pieces, uint32_t n, uint64_t bytes,
                                       uint32_t* sink) {
+  LetNextStart();
+  WaitForPrevious();
   constexpr uint32_t kInFlight = 4;
   const uint64_t words = bytes / sizeof(Word4);
   const uint64_t stride = uint64_t{GridX()} * ThreadCount();
@@ -314,11 +358,17 @@ LODE_KERNEL(kPlanThreads) ProbeKernel(const uint8_t* const* pieces, uint32_t n, 
   if (ThreadId() == 0 || sum == 0x12345678u) sink[BlockX()] = sum;  // keeps the loads
 }
 
-LODE_KERNEL(1) StampKernel(uint64_t* stamps, uint32_t index) { stamps[index] = ClockNs(); }
+LODE_KERNEL(1) StampKernel(uint64_t* stamps, uint32_t index) {
+  LetNextStart();
+  WaitForPrevious();
+  stamps[index] = ClockNs();
+}
 
 // Blocks (x, y): part x of row y's logits; y = n_rows: everything else. The last block to arrive
 // says that the window is there.
 LODE_KERNEL(kEndThreads) EndKernel(EndCopies e, uint32_t n_rows) {
+  LetNextStart();
+  WaitForPrevious();
   const uint32_t row = BlockY();
   if (row < n_rows) {
     if (e.block->params.rows[row].needs_logits != 0) {
@@ -357,6 +407,24 @@ void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uin
   for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
   const uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows;
   Launch(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
+}
+
+void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,
+                      uint64_t bytes_max, const CopyShape& shape) {
+  const auto kernel = shape.loads >= 8   ? &StagedCopyKernel<8>
+                      : shape.loads >= 4 ? &StagedCopyKernel<4>
+                                         : &StagedCopyKernel<2>;
+  Launch(stream, Grid{shape.blocks}, shape.threads, 0, kernel, c.parity[layer & 1].lists.pieces,
+         static_cast<uint32_t>(part), static_cast<uint32_t>(bytes_max / sizeof(Word4)),
+         &c.report->marks[layer][static_cast<uint32_t>(LayerMark::kPulled)]);
+}
+
+bool SetLaunchOverlap(bool on) {
+#if defined(LODE_CUDA_EMULATED)
+  return on;
+#else
+  return std::exchange(launches_overlap, on);
+#endif
 }
 
 void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer) {

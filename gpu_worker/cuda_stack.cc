@@ -3,6 +3,7 @@
 #include "gpu_worker/cuda_stack.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <thread>
 
@@ -20,6 +21,8 @@ constexpr uint64_t kReserveBytes = uint64_t{256} << 20;
 // The least compute capability with every instruction that the kernels use.
 constexpr uint32_t kCapabilityMin = 75;
 constexpr uint64_t kNsPerMs = 1'000'000;
+// Of pulled experts on their way: 20 of the largest flagship type, more than 4 rows pull in a layer.
+constexpr uint64_t kStagingBytes = uint64_t{64} << 20;
 // The sampler's rows, one thread each; more than rows would idle.
 constexpr uint32_t kHostThreadsMax = 4;
 
@@ -31,6 +34,7 @@ const char* Purpose(const std::string& what) {
   if (has("KV block") || has("index keys")) return "KV cache";
   if (what.starts_with("layer ")) return "sequence state";
   if (what.starts_with("lanes ")) return "lanes";
+  if (what == "pull staging") return "pull staging";
   if (has("expert slots")) return "expert slots";
   if (has(".weight") || has("ssm_a") || has(".bias") || has("blk.")) return "dense weights";
   return "window and scratch";
@@ -74,8 +78,18 @@ class Stack final : public CudaStack {
     LODE_RETURN_IF_ERROR(Register(exchange, false, "the exchange"));
     for (Segment* segment : mapped)
       LODE_RETURN_IF_ERROR(Register(*segment, registers_read_only_, "an arena"));
+    PullOptions pull;
+    pull.staging_bytes = kStagingBytes;
+#if defined(LODE_TEST_HOOKS)
+    if (const char* text = std::getenv("LODE_BENCH_PULL"); text != nullptr) {
+      unsigned long long mib = 0;
+      std::sscanf(text, "%llu,%u,%u,%u", &mib, &pull.copy.blocks, &pull.copy.threads,
+                  &pull.copy.loads);
+      pull.staging_bytes = mib << 20;
+    }
+#endif
     LODE_ASSIGN_OR_RETURN(auto lanes, CudaLanes::Create(*device_, arenas, config_.experts_used,
-                                                        exchange.data()));
+                                                        exchange.data(), pull));
     CudaEngineOptions options;
 #if defined(LODE_TEST_HOOKS)
     if (std::getenv("LODE_BENCH_ROUTING") != nullptr) {

@@ -151,7 +151,9 @@ class Doorbell {
     LODE_ASSIGN_OR_RETURN(c_.answered, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(end_arrived_, Device<uint32_t>(1));
     for (cuda::LaneParity& p : c_.parity) {
-      LODE_ASSIGN_OR_RETURN(p.list, Device<cuda::ExpertList>(1));
+      LODE_ASSIGN_OR_RETURN(p.lists.list, Device<cuda::ExpertList>(1));
+      LODE_ASSIGN_OR_RETURN(p.lists.staged, Device<cuda::ExpertList>(1));
+      LODE_ASSIGN_OR_RETURN(p.lists.pieces, Device<cuda::StagedPieces>(1));
       LODE_ASSIGN_OR_RETURN(p.table, Device<const float*>(kJobExpertsMax));
       LODE_ASSIGN_OR_RETURN(p.results, Device<float>(size_t{8} * kUsed * kHidden));
       LODE_ASSIGN_OR_RETURN(p.tag, Device<uint64_t>(1));
