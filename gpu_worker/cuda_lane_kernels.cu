@@ -101,13 +101,14 @@ LODE_DEVICE void SendActivations(const LaneConstants& c, const PlanArgs& a, uint
   }
 }
 
-// Stores the bell behind everything that every block has written. One fence per block orders its
-// threads' stores (they met at a barrier); the last block's second fence adds the others'.
+// Stores the bell behind everything that every block has written. The release is cumulative: it
+// covers what this block's threads stored before the barrier. Of several blocks each adds a fence
+// before it counts itself.
 LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
   SyncBlock();
   if (ThreadId() != 0) return;
-  FenceSystem();
   if (GridX() > 1) {
+    FenceSystem();
     if (AtomicAdd(c.arrived, 1) + 1 != GridX()) return;
     *c.arrived = 0;
   }
