@@ -3,9 +3,12 @@
 // the time goes. Meant for full-shape synthetic models, whose router is random: LODE_BENCH_ROUTING=1
 // in the environment draws routing with a trained model's figures (gpu_worker/bench_routing.h).
 //
-//   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=BYTES workers=1
-//       threads=0 share=-1 split=fixed|balanced tier=static|decayed_lfu hbm_gbs=4290 name=LABEL
+//   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=BYTES[,BYTES...]
+//       workers=1 threads=0 share=-1 split=fixed|balanced tier=static|decayed_lfu hbm_gbs=4290
+//       name=LABEL
 //
+// vram: the first is the worker's budget; smaller ones follow without a restart, as if the card were
+// that small (a big model takes a minute to make).
 // Prints per row count: the window; each lane alone (all misses on the CPU, all misses pulled), which
 // gives the ceiling of the model's floor formula beside the one from the window's own lane clocks;
 // stages; what uploads of the VRAM tier cost. Figures count only on a quiet machine.
@@ -30,6 +33,7 @@ namespace {
 
 constexpr uint32_t kKvTokens = 4096;
 constexpr uint32_t kWarmWindows = 8, kTimedWindows = 6, kLaneWindows = 6;
+constexpr uint64_t kFillNs = 3'000'000'000;  // the tier fills another budget's slots well within
 constexpr double kCommittedPer4Rows = 3.29;  // published: tokens that a window of 4 rows commits
 constexpr double kLaunchNs = 600;            // per graph node, measured: docs/measurements/h200-term-order.md
 constexpr const char* kStageNames[kStages] = {"embed", "hyper", "deltanet", "attention", "ple",
@@ -57,7 +61,7 @@ class Bench {
     o.device = s_.at("device");
     o.cpu_workers = static_cast<uint32_t>(Number(s_, "workers"));
     o.cpu_threads = static_cast<uint32_t>(Number(s_, "threads"));
-    o.vram_budget = static_cast<uint64_t>(Number(s_, "vram"));
+    o.vram_budget = List("vram")[0];
     o.pull_share = Number(s_, "share");
     o.split_policy = s_.at("split");
     o.tier_policy = s_.at("tier");
@@ -90,16 +94,46 @@ class Bench {
     for (uint32_t i = 0; i < kCpuWorkersMax; ++i)
       tunables_.cpu_isa[i] = isa(WorkerRole::kCpu, std::min(i, WorkerCount() - 1));
     link_ = supervisor_->gpu();
+    if (!link_) return Internal("the GPU worker is gone");
     for (uint32_t b = 0; b < kKvTokens / kKvBlockCells; ++b)
       link_->window->sequences[0].kv_blocks[b] = b;
     return OkStatus();
   }
 
+  Status RunAll() {
+    const std::vector<uint64_t> budgets = List("vram");
+    const uint64_t slots = static_cast<uint64_t>(Fact("vram expert slots"));
+    for (const uint64_t budget : budgets) {
+      if (budgets.size() > 1) {
+        const uint64_t less = budgets[0] - std::min(budget, budgets[0]);
+        if (less > slots) return InvalidArgument("a budget of {} bytes leaves no slots", budget);
+        std::printf("vram_budget %.1f GiB:\n", static_cast<double>(budget) / (1 << 30));
+        tunables_.vram_budget_bytes = slots - less;
+        tunables_.epoch = ++tunables_epoch_;
+        for (const uint64_t begin = NowNs(); NowNs() - begin < kFillNs;)
+          LODE_RETURN_IF_ERROR(Fresh(1, kWarmWindows).status());
+      }
+      for (const uint64_t rows : List("rows"))
+        LODE_RETURN_IF_ERROR(Run(static_cast<uint32_t>(rows)));
+    }
+    return OkStatus();
+  }
+
+ private:
+  std::vector<uint64_t> List(const char* key) const {
+    std::vector<uint64_t> values;
+    for (const char* p = s_.at(key).c_str(); *p != '\0';) {
+      char* end = nullptr;
+      values.push_back(std::strtoull(p, &end, 10));
+      p = *end == ',' ? end + 1 : end;
+      if (end == p && *end != '\0') break;  // no number
+    }
+    return values.empty() ? std::vector<uint64_t>{0} : values;
+  }
+
   Status Run(uint32_t n_rows) {
-    ++epoch_;
-    position_ = 0;
     const auto windows = static_cast<uint32_t>(Number(s_, "windows"));
-    LODE_RETURN_IF_ERROR(Windows(n_rows, kWarmWindows, 0).status());
+    LODE_RETURN_IF_ERROR(Fresh(n_rows, kWarmWindows).status());
     LODE_ASSIGN_OR_RETURN(const Figures all, Windows(n_rows, windows, 0));
     LODE_ASSIGN_OR_RETURN(const Figures timed, Windows(n_rows, kTimedWindows, kTimeStages));
     LODE_ASSIGN_OR_RETURN(const double cpu_alone, LaneAlone(n_rows, Lane::kCpu));
@@ -111,7 +145,6 @@ class Bench {
     return OkStatus();
   }
 
- private:
   // Sums over windows.
   struct Figures {
     std::vector<double> ms;  // sorted
@@ -132,6 +165,12 @@ class Bench {
     double gbs(Lane l) const { return lane_ms(l) > 0 ? mb(l) / lane_ms(l) : 0; }
   };
 
+  // Of a sequence that begins anew.
+  StatusOr<Figures> Fresh(uint32_t n_rows, uint32_t windows) {
+    ++epoch_;
+    position_ = 0;
+    return Windows(n_rows, windows, 0);
+  }
   StatusOr<Figures> Windows(uint32_t n_rows, uint32_t windows, uint32_t flags) {
     Figures f;
     bool before = false;
@@ -292,12 +331,7 @@ Status Main(int argc, char** argv) {
   }
   Bench bench(argv[1], settings);
   LODE_RETURN_IF_ERROR(bench.Start());
-  std::string rows = settings["rows"];
-  for (char* p = rows.data(); *p != '\0';) {
-    LODE_RETURN_IF_ERROR(bench.Run(static_cast<uint32_t>(std::strtoul(p, &p, 10))));
-    if (*p == ',') ++p;
-  }
-  return OkStatus();
+  return bench.RunAll();
 }
 
 }  // namespace
