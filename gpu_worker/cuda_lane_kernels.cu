@@ -118,19 +118,25 @@ LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
 
 // Every block makes the plan for itself: cheaper than telling the others. Loads that do not depend
 // on each other are issued together at the start; a load is 0.6 us, everything else here is
-// barriers of 30 ns.
+// barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
+// under way while the plan is made, and the bell's release has little left to wait for.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   LetNextStart();
   WaitForPrevious();
   LODE_SHARED LaneWork work;
   LODE_SHARED uint32_t warp_counts[kWarps];
   LODE_SHARED LayerPlace place;
+  LODE_SHARED LaneWindow window;
   const uint32_t parity = a.layer & 1;
   const LaneParity& p = c.parity[parity];
   const bool is_void = IsVoid(c);
   const LaneSplit split = c.window->split;
   const uint64_t window_tag = JobTag(c.window->generation, c.window->window, a.layer);
-  if (BlockX() == 0) CopyWords(&place, &c.places[a.layer], sizeof(place));
+  if (BlockX() == 0) {
+    CopyWords(&place, &c.places[a.layer], sizeof(place));
+    CopyWords(&window, c.window, sizeof(window));
+  }
+  if (!is_void && split.cpu_lane_down == 0) SendActivations(c, a, parity);
   const BlockGroup g = {warp_counts};
   PlanLane(g, a.routed, a.n_rows, c.shape, c.residency + uint64_t{a.layer} * c.shape.experts, split,
            &work);
@@ -140,9 +146,8 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   }
   const bool ring = work.on_cpu > 0;
   if (ring) {
-    SendActivations(c, a, parity);
     if (BlockX() == 0) {
-      BuildJob(g, work, *c.window, c.shape, a.layer, a.n_rows, place.act_forms,
+      BuildJob(g, work, window, c.shape, a.layer, a.n_rows, place.act_forms,
                reinterpret_cast<ExpertJob*>(c.exchange + c.jobs[parity]));
     }
     Ring(c, a.layer, window_tag);
@@ -191,12 +196,21 @@ LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
   return c.exchange + c.workers + worker * c.worker_stride;
 }
 
+// What a wait needs, loaded together: a load is 0.6 us.
+struct WaitFacts {
+  uint64_t tag, window, wait_ns, wait_max_ns;
+};
+LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
+  return {*c.parity[layer & 1].tag, c.window->window, c.window->wait_ns, c.window->wait_max_ns};
+}
+
 // One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
-// looks are at the ack alone: a look is a round trip over PCIe, and looks queue behind pulls.
-LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, uint64_t tag) {
+// looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a
+// kernel cannot end before the last one that it began. Looks are acquires, which cost nothing; a
+// fence would be 0.6 us, and several hundred while other kernels' reads fill the link.
+LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f) {
   const uint32_t worker = ThreadId();
   const bool mine = worker < c.shape.nodes;
-  const uint64_t window = c.window->window;
   uint64_t* const ack = reinterpret_cast<uint64_t*>(LineOf(c, mine ? worker : 0) + c.line_ack);
   WaitState state = {};
   LaneFault fault = {};
@@ -206,15 +220,17 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, uint64_t t
     const bool thorough = look % kLooksPerClock == 0;
     if (mine && verdict == WaitVerdict::kWait) {
       WorkerLook seen = {};
-      seen.ack = LoadRelaxedSystem(ack);
+      uint64_t abort = 0;
       if (thorough) {
-        const uint64_t abort =
-            LoadRelaxedSystem(reinterpret_cast<uint64_t*>(c.exchange + c.abort_window));
+        abort = LoadRelaxedSystem(reinterpret_cast<uint64_t*>(c.exchange + c.abort_window));
         seen.progress =
             LoadRelaxedSystem(reinterpret_cast<uint64_t*>(LineOf(c, worker) + c.line_progress));
-        verdict = LookAtWorker(seen, abort, window, tag, ClockNs(), c.window->wait_ns,
-                               c.window->wait_max_ns, layer, worker, &state, &fault);
-      } else if (seen.ack == tag) {
+      }
+      seen.ack = LoadAcquireSystem(ack);
+      if (thorough) {
+        verdict = LookAtWorker(seen, abort, f.window, f.tag, ClockNs(), f.wait_ns, f.wait_max_ns,
+                               layer, worker, &state, &fault);
+      } else if (seen.ack == f.tag) {
         verdict = WaitVerdict::kAnswered;
       }
     }
@@ -222,24 +238,26 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, uint64_t t
     if (failed != 0 || BallotWarp(verdict == WaitVerdict::kWait) == 0) break;
     if (look > kLooksWithoutNap) Nap(kNapNs);
   }
-  FenceSystem();  // with the relaxed look at the ack: an acquire
   // The lowest worker that failed speaks.
   if (failed != 0 && (failed & (0u - failed)) == (1u << worker)) c.report->fault = fault;
   if (worker == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kAnswered)] = ClockNs();
 }
 
-// What the workers say of the job they have answered; a round trip that nobody waits for. The warp
-// of AwaitWorkers, after it.
-LODE_DEVICE void JudgeAnswers(const LaneConstants& c, uint32_t layer) {
+// What the workers say of the job they have answered: a round trip that runs beside the loads of
+// their vectors. The warp of AwaitWorkers, after it.
+struct Said {
+  uint32_t status, error_row;
+};
+LODE_DEVICE Said HearWorkers(const LaneConstants& c) {
+  uint8_t* line = LineOf(c, ThreadId() < c.shape.nodes ? ThreadId() : 0);
+  return {LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_status)),
+          LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_error_row))};
+}
+LODE_DEVICE void JudgeAnswers(const LaneConstants& c, uint32_t layer, const Said& said) {
   const uint32_t worker = ThreadId();
   LaneFault fault = {};
-  bool well = true;
-  if (worker < c.shape.nodes && c.report->fault.status == 0) {
-    uint8_t* line = LineOf(c, worker);
-    well = JudgeAnswer(LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_status)),
-                       LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_error_row)),
-                       layer, worker, &fault);
-  }
+  const bool well = worker >= c.shape.nodes || c.report->fault.status != 0 ||
+                    JudgeAnswer(said.status, said.error_row, layer, worker, &fault);
   const uint32_t failed = BallotWarp(!well);
   if (failed != 0 && (failed & (0u - failed)) == (1u << worker)) c.report->fault = fault;
 }
@@ -247,25 +265,24 @@ LODE_DEVICE void JudgeAnswers(const LaneConstants& c, uint32_t layer) {
 LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
   LetNextStart();
   WaitForPrevious();
-  const uint64_t tag = *c.parity[layer & 1].tag;
+  const WaitFacts facts = LoadWaitFacts(c, layer);
   if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
-  if (tag == 0) return;
-  AwaitWorkers(c, layer, tag);
-  SyncWarp();
-  JudgeAnswers(c, layer);
+  if (facts.tag != 0) AwaitWorkers(c, layer, facts);
 }
 
 // Block (0, 0) looks over PCIe; the others wait for its word in device memory, so that looks do not
 // multiply. It is dispatched first and the grid is far smaller than what a card holds at once.
-LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, uint64_t tag) {
+LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const WaitFacts& facts,
+                              Said* said) {
   if (BlockX() == 0 && BlockY() == 0) {
     if (ThreadId() < kWarp) {
-      AwaitWorkers(c, layer, tag);
+      AwaitWorkers(c, layer, facts);
       SyncWarp();
-      if (ThreadId() == 0) StoreReleaseDevice(c.answered, tag);
+      if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
+      *said = HearWorkers(c);
     }
   } else if (ThreadId() == 0) {
-    while (LoadAcquireDevice(c.answered) != tag) Nap(kShortNapNs);
+    while (LoadAcquireDevice(c.answered) != facts.tag) Nap(kShortNapNs);
   }
   SyncBlock();
 }
@@ -280,7 +297,9 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   const LaneParity& p = c.parity[layer & 1];
   const uint32_t row = BlockY(), i = BlockX() * kPlanThreads + ThreadId(), used = c.shape.experts_used;
   const bool inside = i < c.shape.hidden;
-  const uint64_t tag = *p.tag;
+  const WaitFacts facts = LoadWaitFacts(c, layer);
+  const uint64_t tag = facts.tag;
+  Said said = {};
   if (BlockX() == 0 && BlockY() == 0 && ThreadId() == 0)
     c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
   const float* const* table = p.table + row * used;
@@ -293,7 +312,7 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && !from_worker(table[k])) held[k] = table[k][i];
   }
-  if (tag != 0) AwaitAnswers(c, layer, tag);
+  if (tag != 0) AwaitAnswers(c, layer, facts, &said);
   LODE_UNROLL
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && from_worker(table[k])) {
@@ -314,7 +333,7 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   }
   const uint64_t at = uint64_t{row} * c.shape.hidden + i;
   if (inside) a.y[at] = Fma(a.shared_gate[row], a.shared[at], y);
-  if (tag != 0 && BlockX() == 0 && BlockY() == 0 && ThreadId() < kWarp) JudgeAnswers(c, layer);
+  if (tag != 0 && BlockX() == 0 && BlockY() == 0 && ThreadId() < kWarp) JudgeAnswers(c, layer, said);
 }
 
 LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {

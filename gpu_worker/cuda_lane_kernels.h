@@ -79,7 +79,7 @@ struct CopyShape {
 enum class StagedPart : uint32_t { kGateUp = 0, kDown = 1 };
 void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,
                       uint64_t bytes_max, const CopyShape& shape);
-// Waits for every worker's acknowledgement of the layer's job, if it has one.
+// Waits for every worker's acknowledgement of the layer's job, if it has one; for measurements.
 void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer);
 // The same as the prologue of the combination, in routing order: y = sum of weights[k] * vector k,
 // then the gated shared expert. Vectors of the device's own lanes are loaded before the wait.

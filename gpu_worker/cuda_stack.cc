@@ -21,8 +21,6 @@ constexpr uint64_t kReserveBytes = uint64_t{256} << 20;
 // The least compute capability with every instruction that the kernels use.
 constexpr uint32_t kCapabilityMin = 75;
 constexpr uint64_t kNsPerMs = 1'000'000;
-// Of pulled experts on their way: 20 of the largest flagship type, more than 4 rows pull in a layer.
-constexpr uint64_t kStagingBytes = uint64_t{64} << 20;
 // The sampler's rows, one thread each; more than rows would idle.
 constexpr uint32_t kHostThreadsMax = 4;
 
@@ -79,7 +77,7 @@ class Stack final : public CudaStack {
     for (Segment* segment : mapped)
       LODE_RETURN_IF_ERROR(Register(*segment, registers_read_only_, "an arena"));
     PullOptions pull;
-    pull.staging_bytes = kStagingBytes;
+    pull.staging_bytes = plan_.pull_staging_bytes;
 #if defined(LODE_TEST_HOOKS)
     if (const char* text = std::getenv("LODE_BENCH_PULL"); text != nullptr) {
       unsigned long long mib = 0;

@@ -4,8 +4,8 @@
 // in the environment draws routing with a trained model's figures (gpu_worker/bench_routing.h).
 //
 //   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=BYTES[,BYTES...]
-//       workers=1 threads=0 share=-1 split=fixed|balanced tier=static|decayed_lfu hbm_gbs=4290
-//       name=LABEL
+//       workers=1 threads=0 share=-1 split=fixed[,balanced] tier=static|decayed_lfu staging=BYTES
+//       hbm_gbs=4290 name=LABEL
 //
 // vram: the first is the worker's budget; smaller ones follow without a restart, as if the card were
 // that small (a big model takes a minute to make).
@@ -63,7 +63,8 @@ class Bench {
     o.cpu_threads = static_cast<uint32_t>(Number(s_, "threads"));
     o.vram_budget = List("vram")[0];
     o.pull_share = Number(s_, "share");
-    o.split_policy = s_.at("split");
+    o.pull_staging = List("staging")[0];
+    o.split_policy = s_.at("split").substr(0, s_.at("split").find(','));
     o.tier_policy = s_.at("tier");
     o.kv_tokens = kKvTokens;
     o.sequences = 1;
@@ -113,8 +114,15 @@ class Bench {
         for (const uint64_t begin = NowNs(); NowNs() - begin < kFillNs;)
           LODE_RETURN_IF_ERROR(Fresh(1, kWarmWindows).status());
       }
-      for (const uint64_t rows : List("rows"))
-        LODE_RETURN_IF_ERROR(Run(static_cast<uint32_t>(rows)));
+      for (const SplitPolicy split : {SplitPolicy::kFixed, SplitPolicy::kBalanced}) {
+        const bool balanced = split == SplitPolicy::kBalanced;
+        if (s_.at("split").find(balanced ? "balanced" : "fixed") == std::string::npos) continue;
+        tunables_.split_policy = static_cast<uint32_t>(split);
+        tunables_.epoch = ++tunables_epoch_;
+        label_ = s_.at("name") + (balanced ? " balanced" : "");
+        for (const uint64_t rows : List("rows"))
+          LODE_RETURN_IF_ERROR(Run(static_cast<uint32_t>(rows)));
+      }
     }
     return OkStatus();
   }
@@ -274,7 +282,7 @@ class Bench {
     std::printf(
         "[%s] %u rows: %.3f ms median (%.3f min, %.3f max), %.1f tok/s | hit %.3f pull %.3f cpu %.3f "
         "| MB/window hit %.0f pull %.0f cpu %.0f | lane ms %.2f %.2f %.2f (pull %.1f, cpu %.1f GB/s)\n",
-        s_.at("name").c_str(), n_rows, median, f.ms.front(), f.ms.back(), 1e3 * tokens / median,
+        label_.c_str(), n_rows, median, f.ms.front(), f.ms.back(), 1e3 * tokens / median,
         f.share(Lane::kHit), f.share(Lane::kPull), f.share(Lane::kCpu), f.mb(Lane::kHit),
         f.mb(Lane::kPull), f.mb(Lane::kCpu), f.lane_ms(Lane::kHit), f.lane_ms(Lane::kPull),
         f.lane_ms(Lane::kCpu), f.gbs(Lane::kPull), f.gbs(Lane::kCpu));
@@ -307,7 +315,7 @@ class Bench {
 
   const std::string model_;
   const Settings s_;
-  std::string folder_;
+  std::string folder_, label_;
   std::unique_ptr<ModelSource> source_;
   std::unique_ptr<Supervisor> supervisor_;
   std::shared_ptr<const GpuLink> link_;
@@ -321,7 +329,8 @@ Status Main(int argc, char** argv) {
   Settings settings = {{"device", "cuda"}, {"rows", "1,4"},  {"windows", "40"},
                        {"vram", "0"},      {"workers", "1"}, {"threads", "0"},
                        {"share", "-1"},    {"split", "fixed"}, {"tier", "decayed_lfu"},
-                       {"hbm_gbs", "4290"}, {"name", "bench"}};
+                       {"hbm_gbs", "4290"}, {"name", "bench"},
+                       {"staging", std::to_string(Options{}.pull_staging)}};
   for (int i = 2; i < argc; ++i) {
     const std::string arg = argv[i];
     const size_t equals = arg.find('=');

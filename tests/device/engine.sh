@@ -66,15 +66,15 @@ run() {
     doorbell) "$bin/doorbell" 1 && "$bin/doorbell" 4 && "$bin/doorbell" 8 ;;
     link) "$bin/link" ;;
     chat) chat ;;
-    bench_q2) bench q2_0 q2_0 12 && bench q2_0-balanced q2_0 12 split=balanced ;;
-    bench_iq3) bench iq3_s iq3_s 12 ;;
-    bench_q4) bench ud_q4_k_xl ud_q4_k_xl 12 ;;
+    bench_q2) bench q2_0 q2_0 12 split=fixed,balanced ;;
+    bench_iq3) bench iq3_s iq3_s 12 split=fixed,balanced ;;
+    bench_q4) bench ud_q4_k_xl ud_q4_k_xl 12 split=fixed,balanced ;;
     vram_q2) bench q2_0 q2_0 24,12,8 ;;
     vram_iq3) bench iq3_s iq3_s 24,12,8 ;;
     vram_q4) bench ud_q4_k_xl ud_q4_k_xl 24,12,8 ;;
     memcheck | initcheck) sanitize "$1" ;;
     # A product of each family of types: every shape, in less than a minute.
-    racecheck) compute-sanitizer --error-exitcode 1 --tool racecheck "$bin/cuda_kernels_test" --gtest_brief=1 \
+    racecheck) CUDA_MODULE_LOADING=LAZY compute-sanitizer --error-exitcode 1 --tool racecheck "$bin/cuda_kernels_test" --gtest_brief=1 \
       --gtest_filter="${LODE_RACECHECK_FILTER:-*CudaQuantize*}" ;;
     *) echo "no section $1"; return 2 ;;
   esac

@@ -232,46 +232,74 @@ __global__ void BusyKernel(uint64_t clocks) {
   while (clock64() - begin < clocks) {
   }
 }
-__global__ void Saturate(const uint4* from, uint64_t words, const volatile uint32_t* stop,
-                         uint32_t* sink) {
-  uint32_t sum = 0;
-  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-  for (uint32_t round = 0; *stop == 0 && round < 100000; ++round) {
-    uint64_t i = (uint64_t{round} * 1000003u * stride) % (words - 4 * stride) + blockIdx.x * blockDim.x +
-                 threadIdx.x;
-    uint4 v[4];
+// Copies random pieces of 1 MB until told to stop, with as much in flight as the staged pull lane or
+// (loads == 4) far more than the link needs.
+__global__ void Saturate(const uint8_t* from, uint64_t bytes, uint4* to, uint32_t loads,
+                         const volatile uint32_t* stop) {
+  constexpr uint32_t kWords = 65536;
+  uint64_t random = 1;
+  for (uint32_t round = 0; round < 4000000; ++round) {
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    const uint4* piece = reinterpret_cast<const uint4*>(from + (random >> 20) % (bytes - 16 * kWords) / 64 * 64);
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < kWords; i += loads * gridDim.x * blockDim.x) {
+      uint4 v[4];
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) v[k] = __ldg(from + i + k * stride);
+      for (uint32_t k = 0; k < 4; ++k)
+        if (k < loads && i + k * gridDim.x * blockDim.x < kWords) v[k] = __ldg(piece + i + k * gridDim.x * blockDim.x);
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) sum ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+      for (uint32_t k = 0; k < 4; ++k)
+        if (k < loads && i + k * gridDim.x * blockDim.x < kWords) to[i + k * gridDim.x * blockDim.x] = v[k];
+    }
+    if (*stop != 0) return;
   }
-  if (sum == 0x12345678u) *sink = sum;
 }
 
 struct Host {
   uint8_t* big = nullptr;
   size_t bytes = 0;
   Shared* shared = nullptr;
-  cudaStream_t stream = nullptr, other = nullptr;
+  cudaStream_t stream = nullptr, other = nullptr, third = nullptr;
+  uint8_t* target = nullptr;  // device, 4 MiB
   double clocks_per_us = 1;
-  uint32_t *device_words = nullptr, *stop = nullptr;  // stop: pinned
+  uint32_t *device_words = nullptr, *stop = nullptr;  // device
 };
 
-struct Load {  // keeps the link busy while it lives
-  Load(const Host& h, bool on) : h_(h), on_(on) {
-    if (!on_) return;
-    *h_.stop = 0;
-    Saturate<<<32, 256, 0, h_.other>>>(reinterpret_cast<const uint4*>(h_.big), h_.bytes / 16, h_.stop,
-                                       h_.device_words + 100000);
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+// Keeps the link busy while it lives: 1, 2: kernels with little, much in flight; 3: the copy engine.
+struct Load {
+  Load(const Host& h, uint32_t kind) : h_(h), kind_(kind) {
+    if (kind == 0) return;
+    if (kind == 3) {
+      worker_ = std::thread([this] {
+        OK(cudaSetDevice(0));
+        while (!over_) {
+          for (int i = 0; i < 8; ++i)
+            OK(cudaMemcpyAsync(h_.target, h_.big + i * 300000064ull, 4 << 20, cudaMemcpyHostToDevice, h_.other));
+          OK(cudaStreamSynchronize(h_.other));
+        }
+      });
+    } else {
+      OK(cudaMemset(h.stop, 0, 4));
+      Saturate<<<kind == 1 ? 8 : 32, 256, 0, h.other>>>(h.big, h.bytes, reinterpret_cast<uint4*>(h.target), kind == 1 ? 2 : 4,
+                                                        h.stop);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   ~Load() {
-    if (!on_) return;
-    *reinterpret_cast<volatile uint32_t*>(h_.stop) = 1;
+    if (kind_ == 0) return;
+    over_ = true;
+    if (worker_.joinable()) worker_.join();
+    const uint32_t one = 1;
+    if (kind_ != 3) OK(cudaMemcpyAsync(h_.stop, &one, 4, cudaMemcpyHostToDevice, h_.third));
     OK(cudaStreamSynchronize(h_.other));
   }
+  static const char* Name(uint32_t kind) {
+    static const char* names[] = {"link idle", "reads of 8 blocks, 2 loads", "reads of 32 blocks, 4 loads", "copy engine busy"};
+    return names[kind];
+  }
   const Host& h_;
-  bool on_;
+  const uint32_t kind_;
+  std::atomic<bool> over_{false};
+  std::thread worker_;
 };
 
 const char* kOrderName[] = {"no fence", "release", "fence+release", "fence+relaxed"};
@@ -285,11 +313,11 @@ void Inside(const Host& h, uint64_t* tag) {
     for (uint32_t i = 50; i < n; ++i) v.push_back(times[parts * i + part] / h.clocks_per_us);
     return Median(v);
   };
-  for (const bool busy : {false, true}) {
+  for (const uint32_t busy : {0u, 1u, 2u, 3u}) {
     Load load(h, busy);
     LookAlone<<<1, 1, 0, h.stream>>>(&h.shared->ack, kN, times);
     OK(cudaStreamSynchronize(h.stream));
-    std::printf("%s: one look %.2f us;", busy ? "link saturated" : "link idle", quartiles(0, 1, kN));
+    std::printf("%s: one look %.2f us;", Load::Name(busy), quartiles(0, 1, kN));
     for (const uint32_t stores : {0u, 1u, 16u, 64u}) {
       FenceAlone<<<1, 1, 0, h.stream>>>(h.shared, stores, kN, times);
       OK(cudaStreamSynchronize(h.stream));
@@ -297,9 +325,9 @@ void Inside(const Host& h, uint64_t* tag) {
     }
     std::printf("\n");
     for (const uint32_t bytes : {0u, 256u, 3328u, 13312u}) {
-      for (const uint32_t order : {kNone, kRelease, kFenceRelease, kFenceRelaxed}) {
-        for (const uint32_t looks : {1u, 2u, 4u}) {
-          if (looks != 1 && order != kRelease && order != kNone) continue;
+      for (const uint32_t order : {kNone, kRelease, kFenceRelease}) {
+        for (const uint32_t looks : {1u, 2u}) {
+          if (looks != 1 && (order != kRelease || busy != 0)) continue;
           h.shared->mode = order == kNone && bytes > 0 ? kTags : (bytes > 0 ? kReadAll : kBellOnly);
           h.shared->bytes = bytes;
           h.shared->late = 0;
@@ -331,7 +359,7 @@ cudaGraphExec_t Capture(cudaStream_t stream, const std::function<void()>& enqueu
   OK(cudaGraphDestroy(graph));
   return exec;
 }
-double GraphUs(const Host& h, cudaGraphExec_t exec, int repeats = 31) {
+double GraphUs(const Host& h, cudaGraphExec_t exec, int repeats = 15) {
   cudaEvent_t a, b;
   OK(cudaEventCreate(&a));
   OK(cudaEventCreate(&b));
@@ -386,7 +414,7 @@ void Launches(const Host& h, uint64_t* tag) {
       AwaitKernel<<<1, 32, 0, h.stream>>>(r, counter, ring, failed);
     }
   };
-  const auto one = [&](const char* what, const Ring& r, double between_us, uint32_t early, bool busy) {
+  const auto one = [&](const char* what, const Ring& r, double between_us, uint32_t early, uint32_t busy) {
     h.shared->mode = r.order == kNone && r.bytes > 0 ? kTags : (r.bytes > 0 ? kReadAll : kBellOnly);
     h.shared->bytes = early != 0 && r.bytes > 256 ? 256 : r.bytes;
     double us[2];
@@ -401,26 +429,24 @@ void Launches(const Host& h, uint64_t* tag) {
     std::printf("  graph, %s%5u bytes, %-13s %u looks, %4.0f us between: %.2f without, %.2f with, "
                 "difference %.2f us per layer%s%s\n",
                 what, r.bytes, kOrderName[r.order], r.looks, between_us, us[0], us[1], us[1] - us[0],
-                busy ? ", link saturated" : "", bad ? " FAILED" : "");
+                busy ? ", link busy" : "", bad ? " FAILED" : "");
   };
-  for (const bool busy : {false, true}) {
+  for (const uint32_t busy : {0u, 1u, 2u, 3u}) {
+    std::printf("  %s\n", Load::Name(busy));
     for (const double between : {0.0, 15.0}) {
-      for (const uint32_t looks : {1u, 2u, 4u}) {
+      for (const uint32_t looks : {1u, 2u}) {
         for (const uint32_t bytes : {0u, 3328u, 13312u}) {
           for (const uint32_t order : {kNone, kRelease, kFenceRelease}) {
-            if (order == kFenceRelease && looks != 1) continue;
-            if (between > 0 && looks == 4) continue;
+            if (looks == 2 && (order != kRelease || busy != 0)) continue;
+            if (busy != 0 && bytes == 3328) continue;
             one("", {h.shared, bytes, order, looks}, between, 0, busy);
           }
         }
       }
     }
-    for (const uint32_t looks : {1u, 2u})
-      one("not sent          ", {h.shared, 256, kRelease, looks}, 0, 3, busy);
-    for (const uint32_t looks : {1u, 2u}) {
-      one("sent ahead        ", {h.shared, 3328, kRelease, looks}, 0, 1, busy);
-      one("sent in a branch  ", {h.shared, 3328, kRelease, looks}, 0, 2, busy);
-    }
+    one("not sent          ", {h.shared, 256, kRelease, 1}, 0, 3, busy);
+    one("sent ahead        ", {h.shared, 3328, kRelease, 1}, 0, 1, busy);
+    one("sent in a branch  ", {h.shared, 3328, kRelease, 1}, 0, 2, busy);
   }
   OK(cudaMemcpy(tag, counter, sizeof(uint64_t), cudaMemcpyDeviceToHost));
   OK(cudaFree(counter));
@@ -830,7 +856,9 @@ int main(int argc, char** argv) {
   OK(cudaStreamCreateWithFlags(&h.stream, cudaStreamNonBlocking));
   OK(cudaStreamCreateWithFlags(&h.other, cudaStreamNonBlocking));
   OK(cudaMalloc(&h.device_words, 1 << 20));
-  OK(cudaHostAlloc(&h.stop, 64, cudaHostAllocMapped));
+  OK(cudaMalloc(&h.stop, 64));
+  OK(cudaMalloc(&h.target, 4 << 20));
+  OK(cudaStreamCreateWithFlags(&h.third, cudaStreamNonBlocking));
   OK(cudaHostRegister(h.shared, sizeof(Shared), cudaHostRegisterMapped));
   {  // clocks per us, warm
     cudaEvent_t a, b;

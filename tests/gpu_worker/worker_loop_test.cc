@@ -26,6 +26,8 @@ const bool kCuda = std::string_view(LODE_TEST_DEVICE) == "cuda";
 constexpr uint32_t kGeneration = 5;
 // Slots for some of the experts; on a card the whole of a budget includes the rest of its memory.
 const uint64_t kSlotBytes = 4 << 20;
+// Room for some of a layer's pulls; the rest are read straight from the arenas.
+const uint64_t kStagingBytes = 512 << 10;
 
 #if defined(LODE_CUDA_EMULATED)
 constexpr bool kEmulatedCard = true;
@@ -73,6 +75,7 @@ class WorkerLoopTest : public ::testing::Test {
     plan.sequence_slots = 2;
     plan.context = 1024;
     plan.vram_budget_bytes = kCuda ? ~uint64_t{0} : kSlotBytes;
+    plan.pull_staging_bytes = kStagingBytes;
     return plan;
   }
   GpuSegments Segments() const {
