@@ -2,7 +2,7 @@
 # The engine on a card: bits first, then the doorbell, then windows of full-shape synthetic models; a short table last.
 # Usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]
 #   BUNDLE    an unpacked deploy/bundle.sh archive with the test programs in bin (deploy/bundle.sh BUILD OUT bit_matrix_test
-#             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell)
+#             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell link_bench)
 #   SECTION   any of: probe kernels worker bits_demo bits_synth kill faults doorbell link chat bench_q2 bench_iq3 bench_q4 vram_q2
 #             vram_iq3 vram_q4 memcheck initcheck racecheck (default: all but vram_* and the sanitizers)
 #             bench_*: 12 GiB of device memory; vram_*: 24, 12 and 8 GiB
@@ -64,7 +64,7 @@ run() {
     kill) "$bin/engine_kill_test" --gtest_brief=1 ;;
     faults) "$bin/fault_points_test" --gtest_brief=1 ;;
     doorbell) "$bin/doorbell" 1 && "$bin/doorbell" 4 && "$bin/doorbell" 8 ;;
-    link) "$bin/link" ;;
+    link) "$bin/link_bench" ;;
     chat) chat ;;
     bench_q2) bench q2_0 q2_0 12 split=fixed,balanced ;;
     bench_iq3) bench iq3_s iq3_s 12 split=fixed,balanced ;;
