@@ -59,7 +59,8 @@ class Doorbell {
     }
     LODE_ASSIGN_OR_RETURN(card_, cuda::OpenCard(0));
     std::printf("doorbell on %s, %u rows\n", card_.name.c_str(), n_rows_);
-    LODE_RETURN_IF_ERROR(cuda::RegisterHost(exchange_->data(), exchange_->size(), false, "exchange"));
+    LODE_RETURN_IF_ERROR(
+        cuda::RegisterHost(exchange_->data(), exchange_->size(), false, "exchange"));
     LODE_RETURN_IF_ERROR(cuda::RegisterHost(beside_->data(), beside_->size(), false, "results"));
     LODE_ASSIGN_OR_RETURN(stream_, cuda::OpenStream());
     LODE_ASSIGN_OR_RETURN(copies_, cuda::OpenUrgentStream());
@@ -213,8 +214,8 @@ class Doorbell {
     window_->split = {};
     if (pull_bytes > 0) window_->split.share_256 = ring ? kShareOne / 2 : kShareOne;
     cuda::LayerPlace place = {};
-    place.nodes[0] = {arena_->data(), pull_bytes, pull_bytes / 3, pull_bytes / 3 * 2,
-                      0,              kWidth,     0,              kHidden};
+    place.nodes[0] = {arena_->data(), pull_bytes, pull_bytes / 3, pull_bytes / 3 * 2, 0,
+                      kWidth,         0,          kHidden};
     const std::vector<cuda::LayerPlace> places(kLayers, place);
     cuda::CopyAsync(const_cast<cuda::LayerPlace*>(c_.places), places.data(),
                     places.size() * sizeof(cuda::LayerPlace), stream_);
@@ -234,7 +235,8 @@ class Doorbell {
           cuda::Follow(stream_, copies_);
           cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, pull_bytes / 3 * 2,
                                  kCopy);
-          cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kDown, pull_bytes / 3, kCopy);
+          cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kDown, pull_bytes / 3,
+                                 kCopy);
           cuda::Follow(copies_, stream_);
         }
         cuda::LaunchWait(stream_, c_, layer);
@@ -280,10 +282,11 @@ Status Main(uint32_t n_rows) {
     double quiet_spread = 0, ring_spread = 0;
     LODE_ASSIGN_OR_RETURN(const double quiet, bench.Measure(false, pull_bytes, &quiet_spread));
     LODE_ASSIGN_OR_RETURN(const double ring, bench.Measure(true, pull_bytes, &ring_spread));
-    std::printf("chain of %u layers (plan, pulls of %.1f MB, wait): %.2f us per layer without a bell, "
-                "%.2f with bell and answer: doorbell %.2f us per layer (quartiles %.2f, %.2f)\n",
-                kLayers, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet / kLayers, ring / kLayers,
-                (ring - quiet) / kLayers, quiet_spread / kLayers, ring_spread / kLayers);
+    std::printf(
+        "chain of %u layers (plan, pulls of %.1f MB, wait): %.2f us per layer without a bell, "
+        "%.2f with bell and answer: doorbell %.2f us per layer (quartiles %.2f, %.2f)\n",
+        kLayers, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet / kLayers, ring / kLayers,
+        (ring - quiet) / kLayers, quiet_spread / kLayers, ring_spread / kLayers);
   }
   LODE_RETURN_IF_ERROR(bench.StopTest());
   std::printf("stopped host: the window reached its end in shared memory\n");

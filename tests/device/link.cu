@@ -1,8 +1,9 @@
-// What the PCIe link gives to the lanes, measured alone: (1) the parts of a doorbell between a kernel
-// and another process (fence, flight, answer, looks), inside one kernel and as launches of a graph;
-// (2) kernels that copy listed pieces of registered host memory into device memory, over blocks,
-// threads, loads in flight and bulk copies, against plain reads; alone, beside busy host threads,
-// beside the copy engine. The figures behind docs/design/cuda.md, "Pull lane" and "The wait".
+// What the PCIe link gives to the lanes, measured alone: (1) the parts of a doorbell between a
+// kernel and another process (fence, flight, answer, looks), inside one kernel and as launches of a
+// graph; (2) kernels that copy listed pieces of registered host memory into device memory, over
+// blocks, threads, loads in flight and bulk copies, against plain reads; alone, beside busy host
+// threads, beside the copy engine. The figures behind docs/design/cuda.md, "Pull lane" and "The
+// wait".
 //
 //   link_bench [doorbell|copy|all]     on a machine with a card (sm_90); needs 6 GiB of host memory
 #include "tests/device/link/copies.cuh"
@@ -12,7 +13,8 @@ namespace {
 
 void Fill(Host* h) {
   h->bytes = size_t{6} << 30;
-  h->big = static_cast<uint8_t*>(mmap(nullptr, h->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  h->big = static_cast<uint8_t*>(
+      mmap(nullptr, h->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   madvise(h->big, h->bytes, MADV_HUGEPAGE);
   std::vector<std::thread> pool;
   for (uint32_t t = 0; t < 12; ++t) {
@@ -35,7 +37,8 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   setvbuf(stdout, nullptr, _IOLBF, 0);
   Host h;
-  h.shared = static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  h.shared = static_cast<Shared*>(
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::memset(static_cast<void*>(h.shared), 0, sizeof(Shared));
   const pid_t child = fork();  // before any CUDA call
   if (child == 0) {
@@ -67,7 +70,8 @@ int main(int argc, char** argv) {
   }
   const double begin = Now();
   Fill(&h);
-  std::printf("%s, %.0f clocks per us, 6 GiB registered after %.1f s\n", prop.name, h.clocks_per_us, Now() - begin);
+  std::printf("%s, %.0f clocks per us, 6 GiB registered after %.1f s\n", prop.name, h.clocks_per_us,
+              Now() - begin);
   if (what != "doorbell") {
     CopyBench c(h);
     Grid(c);

@@ -22,13 +22,13 @@
 
 namespace {
 
-#define OK(call)                                                                         \
-  do {                                                                                   \
-    const cudaError_t e_ = (call);                                                       \
-    if (e_ != cudaSuccess) {                                                             \
-      std::printf("%s: %s (line %d)\n", #call, cudaGetErrorString(e_), __LINE__);        \
-      std::exit(1);                                                                      \
-    }                                                                                    \
+#define OK(call)                                                                  \
+  do {                                                                            \
+    const cudaError_t e_ = (call);                                                \
+    if (e_ != cudaSuccess) {                                                      \
+      std::printf("%s: %s (line %d)\n", #call, cudaGetErrorString(e_), __LINE__); \
+      std::exit(1);                                                               \
+    }                                                                             \
   } while (0)
 
 double Median(std::vector<double> v) {
@@ -96,29 +96,34 @@ __global__ void BusyKernel(uint64_t clocks) {
   while (clock64() - begin < clocks) {
   }
 }
-// Copies random pieces of 1 MB until told to stop, with as much in flight as the staged pull lane or
-// (loads == 4) far more than the link needs.
+// Copies random pieces of 1 MB until told to stop, with as much in flight as the staged pull lane
+// or (loads == 4) far more than the link needs.
 __global__ void Saturate(const uint8_t* from, uint64_t bytes, uint4* to, uint32_t loads,
                          const volatile uint32_t* stop) {
   constexpr uint32_t kWords = 65536;
   uint64_t random = 1;
   for (uint32_t round = 0; round < 4000000; ++round) {
     random = random * 6364136223846793005ull + 1442695040888963407ull;
-    const uint4* piece = reinterpret_cast<const uint4*>(from + (random >> 20) % (bytes - 16 * kWords) / 64 * 64);
-    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < kWords; i += loads * gridDim.x * blockDim.x) {
+    const uint4* piece =
+        reinterpret_cast<const uint4*>(from + (random >> 20) % (bytes - 16 * kWords) / 64 * 64);
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < kWords;
+         i += loads * gridDim.x * blockDim.x) {
       uint4 v[4];
 #pragma unroll
       for (uint32_t k = 0; k < 4; ++k)
-        if (k < loads && i + k * gridDim.x * blockDim.x < kWords) v[k] = __ldg(piece + i + k * gridDim.x * blockDim.x);
+        if (k < loads && i + k * gridDim.x * blockDim.x < kWords)
+          v[k] = __ldg(piece + i + k * gridDim.x * blockDim.x);
 #pragma unroll
       for (uint32_t k = 0; k < 4; ++k)
-        if (k < loads && i + k * gridDim.x * blockDim.x < kWords) to[i + k * gridDim.x * blockDim.x] = v[k];
+        if (k < loads && i + k * gridDim.x * blockDim.x < kWords)
+          to[i + k * gridDim.x * blockDim.x] = v[k];
     }
     if (*stop != 0) return;
   }
 }
 
-// Keeps the link busy while it lives: 1, 2: kernels with little, much in flight; 3: the copy engine.
+// Keeps the link busy while it lives: 1, 2: kernels with little, much in flight; 3: the copy
+// engine.
 struct Load {
   Load(const Host& h, uint32_t kind) : h_(h), kind_(kind) {
     if (kind == 0) return;
@@ -127,14 +132,15 @@ struct Load {
         OK(cudaSetDevice(0));
         while (!over_) {
           for (int i = 0; i < 8; ++i)
-            OK(cudaMemcpyAsync(h_.target, h_.big + i * 300000064ull, 4 << 20, cudaMemcpyHostToDevice, h_.other));
+            OK(cudaMemcpyAsync(h_.target, h_.big + i * 300000064ull, 4 << 20,
+                               cudaMemcpyHostToDevice, h_.other));
           OK(cudaStreamSynchronize(h_.other));
         }
       });
     } else {
       OK(cudaMemset(h.stop, 0, 4));
-      Saturate<<<kind == 1 ? 8 : 32, 256, 0, h.other>>>(h.big, h.bytes, reinterpret_cast<uint4*>(h.target), kind == 1 ? 2 : 4,
-                                                        h.stop);
+      Saturate<<<kind == 1 ? 8 : 32, 256, 0, h.other>>>(
+          h.big, h.bytes, reinterpret_cast<uint4*>(h.target), kind == 1 ? 2 : 4, h.stop);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -147,7 +153,8 @@ struct Load {
     OK(cudaStreamSynchronize(h_.other));
   }
   static const char* Name(uint32_t kind) {
-    static const char* names[] = {"link idle", "reads of 8 blocks, 2 loads", "reads of 32 blocks, 4 loads", "copy engine busy"};
+    static const char* names[] = {"link idle", "reads of 8 blocks, 2 loads",
+                                  "reads of 32 blocks, 4 loads", "copy engine busy"};
     return names[kind];
   }
   const Host& h_;

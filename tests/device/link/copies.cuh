@@ -66,7 +66,9 @@ __global__ void BulkKernel(Pieces p) {
   extern __shared__ __align__(128) uint8_t buffer[];
   __shared__ __align__(8) uint64_t full[kBulkStages];
   if (threadIdx.x != 0) return;
-  const auto address = [](const void* q) { return static_cast<uint32_t>(__cvta_generic_to_shared(q)); };
+  const auto address = [](const void* q) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(q));
+  };
   for (uint32_t s = 0; s < kBulkStages; ++s)
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(address(&full[s])));
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -82,11 +84,13 @@ __global__ void BulkKernel(Pieces p) {
     uint32_t e, at, bytes;
     place(k, &e, &at, &bytes);
     const uint32_t bar = address(&full[k % kBulkStages]);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     address(buffer + (k % kBulkStages) * kBulkBytes)),
-                 "l"(p.from[e] + at), "r"(bytes), "r"(bar)
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(address(buffer + (k % kBulkStages) * kBulkBytes)),
+        "l"(p.from[e] + at), "r"(bytes), "r"(bar)
+        : "memory");
   };
   for (uint32_t k = 0; k < kBulkStages - 1 && k < mine; ++k) load(k);
   for (uint32_t k = 0; k < mine; ++k) {
@@ -98,13 +102,15 @@ __global__ void BulkKernel(Pieces p) {
     const uint32_t bar = address(&full[k % kBulkStages]), parity = k / kBulkStages & 1;
     uint32_t done = 0;
     while (!done)
-      asm volatile("{ .reg .pred q; mbarrier.try_wait.parity.shared.b64 q, [%1], %2; selp.u32 %0, 1, 0, q; }"
-                   : "=r"(done)
-                   : "r"(bar), "r"(parity)
-                   : "memory");
+      asm volatile(
+          "{ .reg .pred q; mbarrier.try_wait.parity.shared.b64 q, [%1], %2; selp.u32 %0, 1, 0, q; }"
+          : "=r"(done)
+          : "r"(bar), "r"(parity)
+          : "memory");
     uint32_t e, at, bytes;
     place(k, &e, &at, &bytes);
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(p.to + uint64_t{e} * p.bytes + at),
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                     p.to + uint64_t{e} * p.bytes + at),
                  "r"(address(buffer + (k % kBulkStages) * kBulkBytes)), "r"(bytes)
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -136,7 +142,8 @@ struct CopyBench {
     }
   }
   // GB/s over `launches` launches of n pieces each, launch gaps included.
-  double Rate(uint32_t n, uint32_t bytes, uint32_t launches, const std::function<void(const Pieces&)>& go) {
+  double Rate(uint32_t n, uint32_t bytes, uint32_t launches,
+              const std::function<void(const Pieces&)>& go) {
     Draw(n * launches, bytes);
     std::vector<double> rates;
     for (int run = 0; run < 3; ++run) {
@@ -164,7 +171,8 @@ struct CopyBench {
   }
   std::function<void(const Pieces&)> Bulk(uint32_t blocks) const {
     const cudaStream_t s = h.stream;
-    OK(cudaFuncSetAttribute(BulkKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBulkBytes * kBulkStages));
+    OK(cudaFuncSetAttribute(BulkKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            kBulkBytes * kBulkStages));
     return [=](const Pieces& p) { BulkKernel<<<blocks, 32, kBulkBytes * kBulkStages, s>>>(p); };
   }
   std::function<void(const Pieces&)> Read(uint32_t blocks) const {
@@ -176,7 +184,8 @@ struct CopyBench {
     const cudaStream_t s = h.stream;
     return [=](const Pieces& p) {
       for (uint32_t i = 0; i < p.n; ++i)
-        OK(cudaMemcpyAsync(p.to + uint64_t{i} * p.bytes, p.from[i], p.bytes, cudaMemcpyHostToDevice, s));
+        OK(cudaMemcpyAsync(p.to + uint64_t{i} * p.bytes, p.from[i], p.bytes, cudaMemcpyHostToDevice,
+                           s));
     };
   }
 };
@@ -188,20 +197,22 @@ void Grid(CopyBench& c) {
   std::printf("copies of 36 pieces a launch (12 experts), GB/s; pieces of %u bytes\n", kPart[2]);
   const uint32_t n = 36, launches = 16, bytes = kPart[2];
   for (const uint32_t blocks : {8u, 16u, 24u, 32u, 48u, 96u, 132u}) {
-    std::printf("  %3u blocks: read %.1f | 256 threads, 1, 2, 4, 8 loads: %.1f %.1f %.1f %.1f | no L1: 4, 8: %.1f %.1f | "
-                "512 threads, 2, 4, 8: %.1f %.1f %.1f | 1024 threads, 2, 4: %.1f %.1f",
-                blocks, c.Rate(n, bytes, launches, c.Read(blocks)),
-                c.Rate(n, bytes, launches, c.Copy<1, false>(blocks, 256)),
-                c.Rate(n, bytes, launches, c.Copy<2, false>(blocks, 256)),
-                c.Rate(n, bytes, launches, c.Copy<4, false>(blocks, 256)),
-                c.Rate(n, bytes, launches, c.Copy<8, false>(blocks, 256)),
-                c.Rate(n, bytes, launches, c.Copy<4, true>(blocks, 256)),
-                c.Rate(n, bytes, launches, c.Copy<8, true>(blocks, 256)),
-                c.Rate(n, bytes, launches, c.Copy<2, false>(blocks, 512)),
-                c.Rate(n, bytes, launches, c.Copy<4, false>(blocks, 512)),
-                c.Rate(n, bytes, launches, c.Copy<8, false>(blocks, 512)),
-                c.Rate(n, bytes, launches, c.Copy<2, false>(blocks, 1024)),
-                c.Rate(n, bytes, launches, c.Copy<4, false>(blocks, 1024)));
+    std::printf(
+        "  %3u blocks: read %.1f | 256 threads, 1, 2, 4, 8 loads: %.1f %.1f %.1f %.1f | no L1: 4, "
+        "8: %.1f %.1f | "
+        "512 threads, 2, 4, 8: %.1f %.1f %.1f | 1024 threads, 2, 4: %.1f %.1f",
+        blocks, c.Rate(n, bytes, launches, c.Read(blocks)),
+        c.Rate(n, bytes, launches, c.Copy<1, false>(blocks, 256)),
+        c.Rate(n, bytes, launches, c.Copy<2, false>(blocks, 256)),
+        c.Rate(n, bytes, launches, c.Copy<4, false>(blocks, 256)),
+        c.Rate(n, bytes, launches, c.Copy<8, false>(blocks, 256)),
+        c.Rate(n, bytes, launches, c.Copy<4, true>(blocks, 256)),
+        c.Rate(n, bytes, launches, c.Copy<8, true>(blocks, 256)),
+        c.Rate(n, bytes, launches, c.Copy<2, false>(blocks, 512)),
+        c.Rate(n, bytes, launches, c.Copy<4, false>(blocks, 512)),
+        c.Rate(n, bytes, launches, c.Copy<8, false>(blocks, 512)),
+        c.Rate(n, bytes, launches, c.Copy<2, false>(blocks, 1024)),
+        c.Rate(n, bytes, launches, c.Copy<4, false>(blocks, 1024)));
     const bool same = (c.Rate(n, bytes, 1, c.Copy<4, false>(blocks, 256)), c.Same(n, bytes));
     std::printf(" | same %d\n", same);
     std::fflush(stdout);
@@ -210,7 +221,8 @@ void Grid(CopyBench& c) {
 
 void Bulks(CopyBench& c) {
   for (const uint32_t blocks : {4u, 8u, 16u, 24u, 32u, 48u, 96u}) {
-    std::printf("  bulk copies, %3u blocks: %.1f GB/s", blocks, c.Rate(36, kPart[2], 16, c.Bulk(blocks)));
+    std::printf("  bulk copies, %3u blocks: %.1f GB/s", blocks,
+                c.Rate(36, kPart[2], 16, c.Bulk(blocks)));
     const bool same = (c.Rate(36, kPart[2], 1, c.Bulk(blocks)), c.Same(36, kPart[2]));
     std::printf(" same %d\n", same);
     std::fflush(stdout);
@@ -221,14 +233,16 @@ void Sizes(CopyBench& c, const char* when) {
   for (uint32_t pack = 0; pack < 3; ++pack) {
     for (const uint32_t experts : {1u, 3u, 12u}) {
       const uint32_t bytes = kPart[pack], n = 3 * experts, launches = 16;
-      std::printf("  %s%s, %2u experts a launch: read 48 blocks %.1f | copy 24 blocks x 256 x 8 %.1f, 32 x 256 x 4 %.1f, "
-                  "48 x 256 x 4 %.1f, 48 x 256 x 8 %.1f | copy engine %.1f GB/s\n",
-                  when, kPack[pack], experts, c.Rate(n, bytes, launches, c.Read(48)),
-                  c.Rate(n, bytes, launches, c.Copy<8, false>(24, 256)),
-                  c.Rate(n, bytes, launches, c.Copy<4, false>(32, 256)),
-                  c.Rate(n, bytes, launches, c.Copy<4, false>(48, 256)),
-                  c.Rate(n, bytes, launches, c.Copy<8, false>(48, 256)),
-                  c.Rate(n, bytes, launches, c.Engine()));
+      std::printf(
+          "  %s%s, %2u experts a launch: read 48 blocks %.1f | copy 24 blocks x 256 x 8 %.1f, 32 x "
+          "256 x 4 %.1f, "
+          "48 x 256 x 4 %.1f, 48 x 256 x 8 %.1f | copy engine %.1f GB/s\n",
+          when, kPack[pack], experts, c.Rate(n, bytes, launches, c.Read(48)),
+          c.Rate(n, bytes, launches, c.Copy<8, false>(24, 256)),
+          c.Rate(n, bytes, launches, c.Copy<4, false>(32, 256)),
+          c.Rate(n, bytes, launches, c.Copy<4, false>(48, 256)),
+          c.Rate(n, bytes, launches, c.Copy<8, false>(48, 256)),
+          c.Rate(n, bytes, launches, c.Engine()));
       std::fflush(stdout);
     }
   }
@@ -242,9 +256,11 @@ struct Readers {
         const size_t part = h.bytes / threads / 64 * 64, slice = size_t{1} << 20;
         const uint64_t* from = reinterpret_cast<const uint64_t*>(h.big + t * part);
         uint64_t sum = 0;
-        for (size_t at = 0; !stop.load(std::memory_order_relaxed); at = (at + slice) % (part - slice)) {
+        for (size_t at = 0; !stop.load(std::memory_order_relaxed);
+             at = (at + slice) % (part - slice)) {
           for (size_t i = at / 8; i < (at + slice) / 8; i += 8)
-            sum += from[i] ^ from[i + 1] ^ from[i + 2] ^ from[i + 3] ^ from[i + 4] ^ from[i + 5] ^ from[i + 6] ^ from[i + 7];
+            sum += from[i] ^ from[i + 1] ^ from[i + 2] ^ from[i + 3] ^ from[i + 4] ^ from[i + 5] ^
+                   from[i + 6] ^ from[i + 7];
           bytes.fetch_add(slice, std::memory_order_relaxed);
         }
         keep.fetch_add(sum, std::memory_order_relaxed);
@@ -266,11 +282,14 @@ void Beside(CopyBench& c) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     const uint64_t before = readers.bytes;
     const double begin = Now();
-    const double read = c.Rate(36, kPart[2], 32, c.Read(48)), copy = c.Rate(36, kPart[2], 32, c.Copy<4, false>(32, 256)),
+    const double read = c.Rate(36, kPart[2], 32, c.Read(48)),
+                 copy = c.Rate(36, kPart[2], 32, c.Copy<4, false>(32, 256)),
                  wide = c.Rate(36, kPart[2], 32, c.Copy<8, false>(48, 256));
     const double host = static_cast<double>(readers.bytes - before) / (Now() - begin) / 1e9;
-    std::printf("  beside %2u host threads (%.1f GB/s): read %.1f, copy 32 x 256 x 4 %.1f, 48 x 256 x 8 %.1f GB/s\n", threads, host,
-                read, copy, wide);
+    std::printf(
+        "  beside %2u host threads (%.1f GB/s): read %.1f, copy 32 x 256 x 4 %.1f, 48 x 256 x 8 "
+        "%.1f GB/s\n",
+        threads, host, read, copy, wide);
   }
   // The copy engine at work on the other stream, as for swaps.
   uint8_t* to;
@@ -281,7 +300,8 @@ void Beside(CopyBench& c) {
     return std::thread([&, pause_us] {
       OK(cudaSetDevice(0));
       for (uint64_t i = 0; !stop; ++i) {
-        OK(cudaMemcpyAsync(to, c.h.big + (i * 7919 % 5000) * kPart[2], kPart[2], cudaMemcpyHostToDevice, c.h.other));
+        OK(cudaMemcpyAsync(to, c.h.big + (i * 7919 % 5000) * kPart[2], kPart[2],
+                           cudaMemcpyHostToDevice, c.h.other));
         OK(cudaStreamSynchronize(c.h.other));
         moved += kPart[2];
         if (pause_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
@@ -297,7 +317,9 @@ void Beside(CopyBench& c) {
     const double up = static_cast<double>(moved) / (Now() - begin) / 1e9;
     stop = true;
     t.join();
-    std::printf("  beside the copy engine (%.1f GB/s, %u us between copies): copy 32 x 256 x 4 %.1f GB/s\n", up, pause, copy);
+    std::printf(
+        "  beside the copy engine (%.1f GB/s, %u us between copies): copy 32 x 256 x 4 %.1f GB/s\n",
+        up, pause, copy);
   }
 }
 
@@ -336,9 +358,11 @@ void Branches(CopyBench& c) {
         BusyKernel<<<1, 32, 0, h.stream>>>(100);
       });
     }
-    std::printf("  branch: copy of %2u pieces alone %.0f us, trunk alone %.0f us, both with fork and join %.0f us (8 blocks per "
-                "multiprocessor), %.0f us (2)\n",
-                n, us[0], us[1], us[2], us[3]);
+    std::printf(
+        "  branch: copy of %2u pieces alone %.0f us, trunk alone %.0f us, both with fork and join "
+        "%.0f us (8 blocks per "
+        "multiprocessor), %.0f us (2)\n",
+        n, us[0], us[1], us[2], us[3]);
   }
   // What fork and join cost a chain of short kernels: per layer ring-like, two, await-like.
   for (const uint32_t mode : {0u, 1u, 2u}) {
@@ -359,7 +383,8 @@ void Branches(CopyBench& c) {
       }
     });
     std::printf("  chain of 6 short kernels%s: %.2f us per layer\n",
-                mode == 0 ? "" : (mode == 1 ? " with a branch of one" : " with a branch of four"), GraphUs(h, exec) / 48);
+                mode == 0 ? "" : (mode == 1 ? " with a branch of one" : " with a branch of four"),
+                GraphUs(h, exec) / 48);
     OK(cudaGraphExecDestroy(exec));
   }
 }

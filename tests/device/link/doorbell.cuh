@@ -214,17 +214,40 @@ void Inside(const Host& h, uint64_t* tag) {
                                                times + 4 * kN);
           OK(cudaStreamSynchronize(h.stream));
           *tag += kN;
-          std::printf("  inside a kernel, %5u bytes, %-13s %u looks: stores %.2f fence %.2f bell %.2f "
-                      "answer %.2f us, late %llu%s\n",
-                      bytes, kOrderName[order], looks, quartiles(0, 4, kN), quartiles(1, 4, kN),
-                      quartiles(2, 4, kN), quartiles(3, 4, kN),
-                      static_cast<unsigned long long>(h.shared->late.load()),
-                      times[4 * kN] != 0 ? " FAILED" : "");
+          std::printf(
+              "  inside a kernel, %5u bytes, %-13s %u looks: stores %.2f fence %.2f bell %.2f "
+              "answer %.2f us, late %llu%s\n",
+              bytes, kOrderName[order], looks, quartiles(0, 4, kN), quartiles(1, 4, kN),
+              quartiles(2, 4, kN), quartiles(3, 4, kN),
+              static_cast<unsigned long long>(h.shared->late.load()),
+              times[4 * kN] != 0 ? " FAILED" : "");
         }
       }
     }
   }
   OK(cudaFree(times));
+}
+
+// one(what, ring, microseconds between, early, load of the link) for every case worth a line.
+template <class One>
+void Sweep(const Host& h, const One& one) {
+  for (const uint32_t busy : {0u, 1u, 2u, 3u}) {
+    std::printf("  %s\n", Load::Name(busy));
+    for (const double between : {0.0, 15.0}) {
+      for (const uint32_t looks : {1u, 2u}) {
+        for (const uint32_t bytes : {0u, 3328u, 13312u}) {
+          for (const uint32_t order : {kNone, kRelease, kFenceRelease}) {
+            if (looks == 2 && (order != kRelease || busy != 0)) continue;
+            if (busy != 0 && bytes == 3328) continue;
+            one("", {h.shared, bytes, order, looks}, between, 0, busy);
+          }
+        }
+      }
+    }
+    one("not sent          ", {h.shared, 256, kRelease, 1}, 0, 3, busy);
+    one("sent ahead        ", {h.shared, 3328, kRelease, 1}, 0, 1, busy);
+    one("sent in a branch  ", {h.shared, 3328, kRelease, 1}, 0, 2, busy);
+  }
 }
 
 // 48 layers of ring, [busy kernel], await; against the same launches without bell.
@@ -263,7 +286,8 @@ void Launches(const Host& h, uint64_t* tag) {
       AwaitKernel<<<1, 32, 0, h.stream>>>(r, counter, ring, failed);
     }
   };
-  const auto one = [&](const char* what, const Ring& r, double between_us, uint32_t early, uint32_t busy) {
+  const auto one = [&](const char* what, const Ring& r, double between_us, uint32_t early,
+                       uint32_t busy) {
     h.shared->mode = r.order == kNone && r.bytes > 0 ? kTags : (r.bytes > 0 ? kReadAll : kBellOnly);
     h.shared->bytes = early != 0 && r.bytes > 256 ? 256 : r.bytes;
     double us[2];
@@ -275,28 +299,13 @@ void Launches(const Host& h, uint64_t* tag) {
     }
     uint32_t bad = 0;
     OK(cudaMemcpy(&bad, failed, 4, cudaMemcpyDeviceToHost));
-    std::printf("  graph, %s%5u bytes, %-13s %u looks, %4.0f us between: %.2f without, %.2f with, "
-                "difference %.2f us per layer%s%s\n",
-                what, r.bytes, kOrderName[r.order], r.looks, between_us, us[0], us[1], us[1] - us[0],
-                busy ? ", link busy" : "", bad ? " FAILED" : "");
+    std::printf(
+        "  graph, %s%5u bytes, %-13s %u looks, %4.0f us between: %.2f without, %.2f with, "
+        "difference %.2f us per layer%s%s\n",
+        what, r.bytes, kOrderName[r.order], r.looks, between_us, us[0], us[1], us[1] - us[0],
+        busy ? ", link busy" : "", bad ? " FAILED" : "");
   };
-  for (const uint32_t busy : {0u, 1u, 2u, 3u}) {
-    std::printf("  %s\n", Load::Name(busy));
-    for (const double between : {0.0, 15.0}) {
-      for (const uint32_t looks : {1u, 2u}) {
-        for (const uint32_t bytes : {0u, 3328u, 13312u}) {
-          for (const uint32_t order : {kNone, kRelease, kFenceRelease}) {
-            if (looks == 2 && (order != kRelease || busy != 0)) continue;
-            if (busy != 0 && bytes == 3328) continue;
-            one("", {h.shared, bytes, order, looks}, between, 0, busy);
-          }
-        }
-      }
-    }
-    one("not sent          ", {h.shared, 256, kRelease, 1}, 0, 3, busy);
-    one("sent ahead        ", {h.shared, 3328, kRelease, 1}, 0, 1, busy);
-    one("sent in a branch  ", {h.shared, 3328, kRelease, 1}, 0, 2, busy);
-  }
+  Sweep(h, one);
   OK(cudaMemcpy(tag, counter, sizeof(uint64_t), cudaMemcpyDeviceToHost));
   OK(cudaFree(counter));
 }
