@@ -37,6 +37,7 @@ void FillLoadPlan(const LoadPlan& plan, pb::LoadPlan* out) {
   out->set_sequence_slots(plan.sequence_slots);
   out->set_context(plan.context);
   out->set_vram_budget_bytes(plan.vram_budget_bytes);
+  out->set_pull_staging_bytes(plan.pull_staging_bytes);
   out->set_profile(plan.profile);
   out->set_save_profile(plan.save_profile);
   out->set_spin_us(plan.spin_us);

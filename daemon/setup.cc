@@ -213,6 +213,7 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
   s.gpu_plan.device = cuda ? "cuda" : "cpu";
   for (LoadPlan& plan : s.cpu_plans) plan.device = s.gpu_plan.device;
   s.gpu_plan.vram_budget_bytes = vram;
+  s.gpu_plan.pull_staging_bytes = options.pull_staging;
 
   SchedulerConfig& c = setup.scheduler;
   c.vocab = model.vocab;

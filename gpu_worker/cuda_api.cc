@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/runtime.h"
+#include "shared/base/check.h"
 
 namespace lode::cuda {
 namespace {
@@ -111,6 +112,27 @@ void CopyRegistered(void* device, const void* from, size_t bytes, CUstream_st* s
 void UnregisterHost(void* memory, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kRegisterPieceBytes)
     if (cudaHostUnregister(static_cast<uint8_t*>(memory) + at) != cudaSuccess) cudaGetLastError();
+}
+
+StatusOr<CUstream_st*> OpenUrgentStream() {
+  int least = 0, most = 0;
+  LODE_RETURN_IF_ERROR(
+      Result(cudaDeviceGetStreamPriorityRange(&least, &most), "the priorities of streams"));
+  cudaStream_t stream = nullptr;
+  LODE_RETURN_IF_ERROR(Result(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, most), "making a CUDA stream"));
+  return stream;
+}
+
+void Follow(CUstream_st* from, CUstream_st* to) {
+  // An event may be recorded anew while a wait on its last recording is still enqueued.
+  static thread_local cudaEvent_t event = nullptr;
+  Status status = event != nullptr
+                      ? OkStatus()
+                      : Result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+  if (status.ok()) status = Result(cudaEventRecord(event, from), "event");
+  if (status.ok()) status = Result(cudaStreamWaitEvent(to, event, 0), "order of streams");
+  LODE_CHECK(status.ok(), "{}", Message(status));
 }
 
 StatusOr<MemoryInfo> DeviceMemory() {

@@ -30,6 +30,12 @@ void UnregisterHost(void* memory, size_t bytes);
 // the driver refuses, is made in two. REQUIRES: registration is over.
 void CopyRegistered(void* device, const void* from, size_t bytes, CUstream_st* stream);
 
+// A stream whose kernels are placed on the multiprocessors before waiting ones of other streams.
+StatusOr<CUstream_st*> OpenUrgentStream();
+// What is enqueued on `to` from now on comes after everything on `from` so far; also in a capture,
+// where it splits off a branch or brings two together.
+void Follow(CUstream_st* from, CUstream_st* to);
+
 struct MemoryInfo {
   uint64_t free_bytes, total_bytes;
 };

@@ -36,6 +36,8 @@ void UnregisterHost(void*, size_t) {}
 void CopyRegistered(void* device, const void* from, size_t bytes, CUstream_st*) {
   std::memcpy(device, from, bytes);
 }
+StatusOr<CUstream_st*> OpenUrgentStream() { return static_cast<CUstream_st*>(nullptr); }
+void Follow(CUstream_st*, CUstream_st*) {}
 StatusOr<MemoryInfo> DeviceMemory() { return MemoryInfo{kEmulatedBytes, kEmulatedBytes}; }
 Status WaitAsleep(CUstream_st*) { return OkStatus(); }
 Status Look(CUstream_st*) { return OkStatus(); }

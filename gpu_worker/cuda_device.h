@@ -6,6 +6,7 @@
 // Plain C++ (no CUDA header needed by those who include it). Thread: the worker loop's.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -111,8 +112,12 @@ class CudaDevice final : public Device {
   // results[row * experts_used + order][hidden] of every entry of the list: x -> gate, up -> swiglu
   // -> quantised for the down type -> down. list, x and results: device memory; the list is read
   // when the kernels run. x: [row][hidden].
+  // On `stream`, null: this device's. before_down is called between the launches that read gate and
+  // up and the one that reads down. Lists that share no (row, expert) may run beside each other; x
+  // has been quantised before then.
   void LaunchExperts(const cuda::ExpertFormats& formats, const cuda::ExpertList* list,
-                     const float* x, float* results);
+                     const float* x, float* results, CUstream_st* stream = nullptr,
+                     const std::function<void()>& before_down = {});
   // x quantised for matrices of `format`, as the jobs of the CPU workers want it: device memory,
   // [row] at *row_stride bytes, each ActLayout{hidden, act_block_len}. Valid from the call (in
   // stream order) until the next operation that quantises another input. Null for float formats.

@@ -226,8 +226,10 @@ const float* CudaDevice::shared_gate() const { return impl_->scratch.shared_inje
 void CudaDevice::WillWrite(const float* y) { impl_->Wrote(y); }
 
 void CudaDevice::LaunchExperts(const cuda::ExpertFormats& formats, const cuda::ExpertList* list,
-                               const float* x, float* results) {
+                               const float* x, float* results, CUstream_st* stream,
+                               const std::function<void()>& before_down) {
   Impl& d = *impl_;
+  CUstream_st* const on = stream != nullptr ? stream : d.s();
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
   const uint32_t entries = d.rows() * c.experts_used;
@@ -269,18 +271,18 @@ void CudaDevice::LaunchExperts(const cuda::ExpertFormats& formats, const cuda::E
   if (together) {
     const auto [p, shape] = product(formats.gate, cuda::ExpertMatrix::kGate, gate_source,
                                     s.expert_hidden, 2 * c.expert_width);
-    cuda::KernelsOf(formats.gate).gate_up(d.s(), p, shape);
+    cuda::KernelsOf(formats.gate).gate_up(on, p, shape);
   } else {
     const auto [g, gate_shape] = product(formats.gate, cuda::ExpertMatrix::kGate, gate_source,
                                          s.expert_hidden, c.expert_width);
-    cuda::KernelsOf(formats.gate).expert(d.s(), g, gate_shape);
+    cuda::KernelsOf(formats.gate).expert(on, g, gate_shape);
     const auto [u, up_shape] =
         product(formats.up, cuda::ExpertMatrix::kUp, source_of(x, c.hidden, in.forms, formats.up),
                 s.expert_up, c.expert_width);
-    cuda::KernelsOf(formats.up).expert(d.s(), u, up_shape);
+    cuda::KernelsOf(formats.up).expert(on, u, up_shape);
   }
   const cuda::ActForms h = d.Forms(s.pair_forms, c.expert_width, form_bit(formats.down));
-  cuda::LaunchHidden(d.s(),
+  cuda::LaunchHidden(on,
                      {.list = list,
                       .experts_used = c.experts_used,
                       .width = c.expert_width,
@@ -289,10 +291,11 @@ void CudaDevice::LaunchExperts(const cuda::ExpertFormats& formats, const cuda::E
                       .forms = h,
                       .check = d.Check(cuda::LayerPart::kExperts)},
                      d.rows());
+  if (before_down) before_down();
   const auto [p, shape] =
       product(formats.down, cuda::ExpertMatrix::kDown,
               source_of(s.expert_hidden, c.expert_width, h, formats.down), results, c.hidden);
-  cuda::KernelsOf(formats.down).expert(d.s(), p, shape);
+  cuda::KernelsOf(formats.down).expert(on, p, shape);
   cuda::CheckLaunches("routed experts");
 }
 

@@ -329,9 +329,12 @@ void CudaEngine::Collect(const StepParams& params, const uint64_t* busy_before) 
     const auto mark = [&](cuda::LayerMark m) { return marks[static_cast<uint32_t>(m)]; };
     const uint64_t planned = mark(cuda::LayerMark::kPlanned), wait = mark(cuda::LayerMark::kWait);
     if (planned == 0 || wait < planned) continue;
-    const uint64_t device_ns = wait - planned;
     const uint32_t pulls = by_lane[lane(Lane::kPull)], cpu = by_lane[lane(Lane::kCpu)];
-    // Hits run beside pulls: a layer that pulls counts for the slower lane.
+    // Staged pulls have a clock of their own: plan to last byte. When some were read straight by the
+    // kernels that compute, hits ran beside them, and the layer counts for the slower lane.
+    const uint64_t pulled = mark(cuda::LayerMark::kPulled);
+    const uint64_t device_ns =
+        pulls <= lanes_->staged_max() && pulled > planned ? pulled - planned : wait - planned;
     counts_.lane_ns[lane(pulls > 0 ? Lane::kPull : Lane::kHit)] += device_ns;
     costs_.LearnPull(params.n_rows, pulls, device_ns);
     jobs += cpu > 0 ? 1 : 0;

@@ -3,6 +3,8 @@
 // Nothing here is bound by bandwidth: what counts is the number of dependent steps.
 #include "gpu_worker/cuda_lane_kernels.h"
 
+#include <utility>
+
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/system.h"
 
@@ -23,6 +25,7 @@ constexpr uint32_t kShortNapNs = 20;  // between looks at device memory
 constexpr uint32_t kRowsPerBlockAlone = 4;
 constexpr uint32_t kEndBlocksPerRow = 16;
 constexpr uint32_t kEndThreads = 256;
+constexpr uint32_t kCopyThreadsMax = 1024;
 
 // The threads of one block as a group of lane_work.h.
 struct BlockGroup {
@@ -78,7 +81,8 @@ LODE_DEVICE void PlanNothing(const LaneConstants& c, const PlanArgs& a, const La
   for (uint32_t i = ThreadId(); i < a.n_rows * c.shape.experts_used; i += ThreadCount())
     p.table[i] = p.results + uint64_t{i} * c.shape.hidden;
   if (ThreadId() == 0) {
-    p.list->n_entries = p.list->n_slow = 0;
+    p.lists.list->n_entries = p.lists.list->n_slow = 0;
+    p.lists.staged->n_entries = p.lists.staged->n_slow = p.lists.pieces->n = 0;
     *p.tag = 0;
   }
 }
@@ -97,13 +101,14 @@ LODE_DEVICE void SendActivations(const LaneConstants& c, const PlanArgs& a, uint
   }
 }
 
-// Stores the bell behind everything that every block has written. One fence per block orders its
-// threads' stores (they met at a barrier); the last block's second fence adds the others'.
+// Stores the bell behind everything that every block has written. The release is cumulative: it
+// covers what this block's threads stored before the barrier. Of several blocks each adds a fence
+// before it counts itself.
 LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
   SyncBlock();
   if (ThreadId() != 0) return;
-  FenceSystem();
   if (GridX() > 1) {
+    FenceSystem();
     if (AtomicAdd(c.arrived, 1) + 1 != GridX()) return;
     *c.arrived = 0;
   }
@@ -113,17 +118,25 @@ LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
 
 // Every block makes the plan for itself: cheaper than telling the others. Loads that do not depend
 // on each other are issued together at the start; a load is 0.6 us, everything else here is
-// barriers of 30 ns.
+// barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
+// under way while the plan is made, and the bell's release has little left to wait for.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
+  LetNextStart();
+  WaitForPrevious();
   LODE_SHARED LaneWork work;
   LODE_SHARED uint32_t warp_counts[kWarps];
   LODE_SHARED LayerPlace place;
+  LODE_SHARED LaneWindow window;
   const uint32_t parity = a.layer & 1;
   const LaneParity& p = c.parity[parity];
   const bool is_void = IsVoid(c);
   const LaneSplit split = c.window->split;
   const uint64_t window_tag = JobTag(c.window->generation, c.window->window, a.layer);
-  if (BlockX() == 0) CopyWords(&place, &c.places[a.layer], sizeof(place));
+  if (BlockX() == 0) {
+    CopyWords(&place, &c.places[a.layer], sizeof(place));
+    CopyWords(&window, c.window, sizeof(window));
+  }
+  if (!is_void && split.cpu_lane_down == 0) SendActivations(c, a, parity);
   const BlockGroup g = {warp_counts};
   PlanLane(g, a.routed, a.n_rows, c.shape, c.residency + uint64_t{a.layer} * c.shape.experts, split,
            &work);
@@ -133,16 +146,15 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   }
   const bool ring = work.on_cpu > 0;
   if (ring) {
-    SendActivations(c, a, parity);
     if (BlockX() == 0) {
-      BuildJob(g, work, *c.window, c.shape, a.layer, a.n_rows, place.act_forms,
+      BuildJob(g, work, window, c.shape, a.layer, a.n_rows, place.act_forms,
                reinterpret_cast<ExpertJob*>(c.exchange + c.jobs[parity]));
     }
     Ring(c, a.layer, window_tag);
   }
   if (BlockX() != 0) return;
   // Behind the bell: what only this device needs.
-  BuildExpertList(g, work, c.shape, place, p.list);
+  BuildExpertLists(g, work, c.shape, place, c.staging, p.lists);
   BuildResultTable(g, work, a.n_rows, c.shape, p.results,
                    reinterpret_cast<const float*>(c.exchange + c.results[parity]), p.table);
   AddCounts(g, work, a.n_rows, c.shape, c.report->by_layer[a.layer], c.report->row_lookups);
@@ -152,16 +164,53 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   }
 }
 
+// Blocks take chunks of ThreadCount() * kLoads words in the order of the list. Arenas never change
+// and are read past the first cache: a word is used once.
+template <uint32_t kLoads>
+LODE_KERNEL(kCopyThreadsMax) StagedCopyKernel(const StagedPieces* list, uint32_t part,
+                                              uint32_t words_max, uint64_t* mark) {
+  WaitForPrevious();
+  const uint32_t chunk = ThreadCount() * kLoads, per_piece = (words_max + chunk - 1) / chunk;
+  const uint32_t items = list->n * per_piece;
+  for (uint32_t item = BlockX(); item < items; item += GridX()) {
+    const StagedPiece p = list->pieces[item / per_piece];
+    const uint32_t begin = part == 0 ? 0 : p.down_at, end = part == 0 ? p.down_at : p.bytes;
+    const uint32_t words = (end - begin) / sizeof(Word4);
+    const uint32_t first = item % per_piece * chunk + ThreadId();
+    const Word4* from = reinterpret_cast<const Word4*>(p.from + begin) + first;
+    Word4* to = reinterpret_cast<Word4*>(p.to + begin) + first;
+    Word4 v[kLoads];
+    LODE_UNROLL
+    for (uint32_t k = 0; k < kLoads; ++k) {
+      if (first + k * ThreadCount() < words) v[k] = LoadOnce(from + k * ThreadCount());
+    }
+    LODE_UNROLL
+    for (uint32_t k = 0; k < kLoads; ++k) {
+      if (first + k * ThreadCount() < words) to[k * ThreadCount()] = v[k];
+    }
+  }
+  if (ThreadId() == 0 && BlockX() < items) AtomicMax(mark, ClockNs());
+}
+
 LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
   return c.exchange + c.workers + worker * c.worker_stride;
 }
 
+// What a wait needs, loaded together: a load is 0.6 us.
+struct WaitFacts {
+  uint64_t tag, window, wait_ns, wait_max_ns;
+};
+LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
+  return {*c.parity[layer & 1].tag, c.window->window, c.window->wait_ns, c.window->wait_max_ns};
+}
+
 // One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
-// looks are at the ack alone: a look is a round trip over PCIe, and looks queue behind pulls.
-LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, uint64_t tag) {
+// looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a
+// kernel cannot end before the last one that it began. Looks are acquires, which cost nothing; a
+// fence would be 0.6 us, and several hundred while other kernels' reads fill the link.
+LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f) {
   const uint32_t worker = ThreadId();
   const bool mine = worker < c.shape.nodes;
-  const uint64_t window = c.window->window;
   uint64_t* const ack = reinterpret_cast<uint64_t*>(LineOf(c, mine ? worker : 0) + c.line_ack);
   WaitState state = {};
   LaneFault fault = {};
@@ -171,15 +220,17 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, uint64_t t
     const bool thorough = look % kLooksPerClock == 0;
     if (mine && verdict == WaitVerdict::kWait) {
       WorkerLook seen = {};
-      seen.ack = LoadRelaxedSystem(ack);
+      uint64_t abort = 0;
       if (thorough) {
-        const uint64_t abort =
-            LoadRelaxedSystem(reinterpret_cast<uint64_t*>(c.exchange + c.abort_window));
+        abort = LoadRelaxedSystem(reinterpret_cast<uint64_t*>(c.exchange + c.abort_window));
         seen.progress =
             LoadRelaxedSystem(reinterpret_cast<uint64_t*>(LineOf(c, worker) + c.line_progress));
-        verdict = LookAtWorker(seen, abort, window, tag, ClockNs(), c.window->wait_ns,
-                               c.window->wait_max_ns, layer, worker, &state, &fault);
-      } else if (seen.ack == tag) {
+      }
+      seen.ack = LoadAcquireSystem(ack);
+      if (thorough) {
+        verdict = LookAtWorker(seen, abort, f.window, f.tag, ClockNs(), f.wait_ns, f.wait_max_ns,
+                               layer, worker, &state, &fault);
+      } else if (seen.ack == f.tag) {
         verdict = WaitVerdict::kAnswered;
       }
     }
@@ -187,48 +238,51 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, uint64_t t
     if (failed != 0 || BallotWarp(verdict == WaitVerdict::kWait) == 0) break;
     if (look > kLooksWithoutNap) Nap(kNapNs);
   }
-  FenceSystem();  // with the relaxed look at the ack: an acquire
   // The lowest worker that failed speaks.
   if (failed != 0 && (failed & (0u - failed)) == (1u << worker)) c.report->fault = fault;
   if (worker == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kAnswered)] = ClockNs();
 }
 
-// What the workers say of the job they have answered; a round trip that nobody waits for. The warp
-// of AwaitWorkers, after it.
-LODE_DEVICE void JudgeAnswers(const LaneConstants& c, uint32_t layer) {
+// What the workers say of the job they have answered: a round trip that runs beside the loads of
+// their vectors. The warp of AwaitWorkers, after it.
+struct Said {
+  uint32_t status, error_row;
+};
+LODE_DEVICE Said HearWorkers(const LaneConstants& c) {
+  uint8_t* line = LineOf(c, ThreadId() < c.shape.nodes ? ThreadId() : 0);
+  return {LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_status)),
+          LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_error_row))};
+}
+LODE_DEVICE void JudgeAnswers(const LaneConstants& c, uint32_t layer, const Said& said) {
   const uint32_t worker = ThreadId();
   LaneFault fault = {};
-  bool well = true;
-  if (worker < c.shape.nodes && c.report->fault.status == 0) {
-    uint8_t* line = LineOf(c, worker);
-    well = JudgeAnswer(LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_status)),
-                       LoadRelaxedSystem(reinterpret_cast<uint32_t*>(line + c.line_error_row)),
-                       layer, worker, &fault);
-  }
+  const bool well = worker >= c.shape.nodes || c.report->fault.status != 0 ||
+                    JudgeAnswer(said.status, said.error_row, layer, worker, &fault);
   const uint32_t failed = BallotWarp(!well);
   if (failed != 0 && (failed & (0u - failed)) == (1u << worker)) c.report->fault = fault;
 }
 
 LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
-  const uint64_t tag = *c.parity[layer & 1].tag;
+  LetNextStart();
+  WaitForPrevious();
+  const WaitFacts facts = LoadWaitFacts(c, layer);
   if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
-  if (tag == 0) return;
-  AwaitWorkers(c, layer, tag);
-  SyncWarp();
-  JudgeAnswers(c, layer);
+  if (facts.tag != 0) AwaitWorkers(c, layer, facts);
 }
 
 // Block (0, 0) looks over PCIe; the others wait for its word in device memory, so that looks do not
 // multiply. It is dispatched first and the grid is far smaller than what a card holds at once.
-LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, uint64_t tag) {
+LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const WaitFacts& facts,
+                              Said* said) {
   if (BlockX() == 0 && BlockY() == 0) {
     if (ThreadId() < kWarp) {
-      AwaitWorkers(c, layer, tag);
+      AwaitWorkers(c, layer, facts);
       SyncWarp();
-      if (ThreadId() == 0) StoreReleaseDevice(c.answered, tag);
+      if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
+      *said = HearWorkers(c);
     }
   } else if (ThreadId() == 0) {
-    while (LoadAcquireDevice(c.answered) != tag) Nap(kShortNapNs);
+    while (LoadAcquireDevice(c.answered) != facts.tag) Nap(kShortNapNs);
   }
   SyncBlock();
 }
@@ -237,11 +291,15 @@ LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, uint64_t t
 constexpr uint32_t kHeld = 16;
 
 LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t layer) {
+  LetNextStart();
+  WaitForPrevious();
   using canonical::Fma;
   const LaneParity& p = c.parity[layer & 1];
   const uint32_t row = BlockY(), i = BlockX() * kPlanThreads + ThreadId(), used = c.shape.experts_used;
   const bool inside = i < c.shape.hidden;
-  const uint64_t tag = *p.tag;
+  const WaitFacts facts = LoadWaitFacts(c, layer);
+  const uint64_t tag = facts.tag;
+  Said said = {};
   if (BlockX() == 0 && BlockY() == 0 && ThreadId() == 0)
     c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
   const float* const* table = p.table + row * used;
@@ -254,7 +312,7 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && !from_worker(table[k])) held[k] = table[k][i];
   }
-  if (tag != 0) AwaitAnswers(c, layer, tag);
+  if (tag != 0) AwaitAnswers(c, layer, facts, &said);
   LODE_UNROLL
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && from_worker(table[k])) {
@@ -275,10 +333,12 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   }
   const uint64_t at = uint64_t{row} * c.shape.hidden + i;
   if (inside) a.y[at] = Fma(a.shared_gate[row], a.shared[at], y);
-  if (tag != 0 && BlockX() == 0 && BlockY() == 0 && ThreadId() < kWarp) JudgeAnswers(c, layer);
+  if (tag != 0 && BlockX() == 0 && BlockY() == 0 && ThreadId() < kWarp) JudgeAnswers(c, layer, said);
 }
 
 LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
+  LetNextStart();
+  WaitForPrevious();
   uint32_t* words = reinterpret_cast<uint32_t*>(c.report);
   for (uint32_t i = ThreadId(); i < sizeof(LaneReport) / sizeof(uint32_t); i += ThreadCount())
     words[i] = 0;
@@ -289,6 +349,8 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
 
 LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* ids, uint32_t used,
                                               uint32_t n_rows) {
+  LetNextStart();
+  WaitForPrevious();
   for (uint32_t i = ThreadId(); i < n_rows * used; i += ThreadCount())
     routed[i / used].ids[i % used] = ids[i / used * kExpertsUsedMax + i % used];
 }
@@ -296,6 +358,8 @@ LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* 
 // Every block reads its share of every piece, 16 bytes per load, four in flight per thread.
 LODE_KERNEL(kPlanThreads) ProbeKernel(const uint8_t* const* pieces, uint32_t n, uint64_t bytes,
                                       uint32_t* sink) {
+  LetNextStart();
+  WaitForPrevious();
   constexpr uint32_t kInFlight = 4;
   const uint64_t words = bytes / sizeof(Word4);
   const uint64_t stride = uint64_t{GridX()} * ThreadCount();
@@ -314,11 +378,17 @@ LODE_KERNEL(kPlanThreads) ProbeKernel(const uint8_t* const* pieces, uint32_t n, 
   if (ThreadId() == 0 || sum == 0x12345678u) sink[BlockX()] = sum;  // keeps the loads
 }
 
-LODE_KERNEL(1) StampKernel(uint64_t* stamps, uint32_t index) { stamps[index] = ClockNs(); }
+LODE_KERNEL(1) StampKernel(uint64_t* stamps, uint32_t index) {
+  LetNextStart();
+  WaitForPrevious();
+  stamps[index] = ClockNs();
+}
 
 // Blocks (x, y): part x of row y's logits; y = n_rows: everything else. The last block to arrive
 // says that the window is there.
 LODE_KERNEL(kEndThreads) EndKernel(EndCopies e, uint32_t n_rows) {
+  LetNextStart();
+  WaitForPrevious();
   const uint32_t row = BlockY();
   if (row < n_rows) {
     if (e.block->params.rows[row].needs_logits != 0 && e.wants[row].whole != 0) {
@@ -357,6 +427,24 @@ void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uin
   for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
   const uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows;
   Launch(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
+}
+
+void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,
+                      uint64_t bytes_max, const CopyShape& shape) {
+  const auto kernel = shape.loads >= 8   ? &StagedCopyKernel<8>
+                      : shape.loads >= 4 ? &StagedCopyKernel<4>
+                                         : &StagedCopyKernel<2>;
+  Launch(stream, Grid{shape.blocks}, shape.threads, 0, kernel, c.parity[layer & 1].lists.pieces,
+         static_cast<uint32_t>(part), static_cast<uint32_t>(bytes_max / sizeof(Word4)),
+         &c.report->marks[layer][static_cast<uint32_t>(LayerMark::kPulled)]);
+}
+
+bool SetLaunchOverlap(bool on) {
+#if defined(LODE_CUDA_EMULATED)
+  return on;
+#else
+  return std::exchange(launches_overlap, on);
+#endif
 }
 
 void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer) {

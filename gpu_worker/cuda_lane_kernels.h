@@ -18,8 +18,9 @@ namespace lode::cuda {
 
 // Moments of a layer, device clock in ns. kBell and kAnswered are 0 when the layer rang no bell.
 // kPlanned to kWait is the time of the device's own lanes and the shared expert.
-enum class LayerMark : uint32_t { kBell = 0, kPlanned = 1, kWait = 2, kAnswered = 3 };
-inline constexpr uint32_t kLayerMarks = 4;
+// kPulled: the last staged piece has come; 0 when the layer staged nothing.
+enum class LayerMark : uint32_t { kBell = 0, kPlanned = 1, kWait = 2, kAnswered = 3, kPulled = 4 };
+inline constexpr uint32_t kLayerMarks = 5;
 
 // What the lanes leave behind: zeroed when a window begins, copied to the host when it ends.
 struct LaneReport {
@@ -31,7 +32,7 @@ struct LaneReport {
 
 // What exists twice, by layer parity. Device memory.
 struct LaneParity {
-  ExpertList* list;
+  DeviceLists lists;
   const float** table;  // [row * used + order] -> result vector
   float* results;       // [row * used + order][hidden], of hits and pulls
   uint64_t* tag;        // of the job that was rung; 0: none
@@ -46,6 +47,7 @@ struct LaneConstants {
   const LayerPlace* places;    // [layers]
   const uint16_t* residency;   // [layers][experts]
   LaneParity parity[2];
+  Staging staging;             // one for both parities: a layer's copies follow the last one's use
   uint32_t* arrived;           // blocks of the doorbell kernel that are done
   uint64_t* answered;          // newest tag whose wait is over, however it ended
   // The exchange segment as the device sees it (host memory, registered).
@@ -70,7 +72,15 @@ void LaunchBegin(CUstream_st* stream, const LaneConstants& c);
 // Plan, list, table, job, activations, bell, in one kernel.
 void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
                 const RoutedRow* routed, const ActForm* forms, uint32_t n_forms);
-// Waits for every worker's acknowledgement of the layer's job, if it has one.
+// The staged pull lane: copies of one part of every listed piece, by few blocks with enough loads in
+// flight to fill the link. bytes_max: of that part of any piece of the layer. Sets kPulled.
+struct CopyShape {
+  uint32_t blocks, threads, loads;  // loads: 16 bytes each, in flight per thread; 2, 4 or 8
+};
+enum class StagedPart : uint32_t { kGateUp = 0, kDown = 1 };
+void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,
+                      uint64_t bytes_max, const CopyShape& shape);
+// Waits for every worker's acknowledgement of the layer's job, if it has one; for measurements.
 void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer);
 // The same as the prologue of the combination, in routing order: y = sum of weights[k] * vector k,
 // then the gated shared expert. Vectors of the device's own lanes are loaded before the wait.
@@ -93,6 +103,10 @@ void LaunchStamp(CUstream_st* stream, uint64_t* stamps, uint32_t index);
 inline constexpr uint32_t kProbeBlocks = 48;
 void LaunchProbe(CUstream_st* stream, const uint8_t* const* pieces, uint32_t n, uint64_t bytes,
                  uint32_t* sink);
+
+// Whether launches may start before the one ahead has ended (kernels/cuda/platform.h); returns what
+// was set. Off for launches whose branch of a graph has just split off or come together.
+bool SetLaunchOverlap(bool on);
 
 // The end of a window. Host addresses are pinned and device-readable.
 struct EndCopies {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "gpu_worker/cuda_api.h"
@@ -17,6 +18,31 @@ namespace {
 
 constexpr uint32_t kActBlocks[] = {32, 64, 256};  // by exchange form - 1
 constexpr int kExitDeviceFault = 1;
+
+// One expert of a node's arena: gate, up and down behind each other, each on a 64-byte border.
+struct NodeStride {
+  uint64_t bytes, down_at;
+};
+NodeStride StrideOf(const ArenaSet& arenas, uint32_t node, uint32_t layer) {
+  const uint8_t* base = arenas.piece(node, layer, 0, Matrix::kGate);
+  const auto at = [&](const uint8_t* p) { return static_cast<uint64_t>(p - base); };
+  const uint64_t down_at = at(arenas.piece(node, layer, 0, Matrix::kDown));
+  const uint64_t down = uint64_t{arenas.rows(node, Matrix::kDown).size()} *
+                        arenas.shape(layer, Matrix::kDown).row_bytes;
+  const uint64_t alone = (down_at + down + kArenaAlign - 1) / kArenaAlign * kArenaAlign;
+  return {arenas.experts() > 1 ? at(arenas.piece(node, layer, 1, Matrix::kGate)) : alone, down_at};
+}
+
+// While it lives, launches keep strictly behind those before: for a branch's first launch and for
+// the first one behind a meeting of branches.
+class StrictOrder {
+ public:
+  StrictOrder() : before_(cuda::SetLaunchOverlap(false)) {}
+  ~StrictOrder() { cuda::SetLaunchOverlap(before_); }
+
+ private:
+  const bool before_;
+};
 
 // Exchange form of a format's activations: 0 f32, 1 q32, 2 q64, 3 q256.
 uint32_t FormOf(Format format) {
@@ -37,17 +63,11 @@ void DeviceFault(const Status& status) {
 }
 
 StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,
-                                                       uint32_t experts_used, uint8_t* exchange) {
-  const uint64_t entries = uint64_t{kWindowRowsMax} * experts_used * arenas.nodes();
-  if (entries > cuda::kExpertEntriesMax) {
-    return InvalidArgument(
-        "{} CPU workers cut the experts into more pieces than a window's list holds ({} of {}); use "
-        "at most {} on the cuda device",
-        arenas.nodes(), entries, cuda::kExpertEntriesMax,
-        cuda::kExpertEntriesMax / (kWindowRowsMax * experts_used));
-  }
-  std::unique_ptr<CudaLanes> lanes(new CudaLanes(device, arenas, experts_used));
+                                                       uint32_t experts_used, uint8_t* exchange,
+                                                       const PullOptions& pull) {
+  std::unique_ptr<CudaLanes> lanes(new CudaLanes(device, arenas, experts_used, pull));
   LODE_RETURN_IF_ERROR(lanes->Allocate());
+  LODE_RETURN_IF_ERROR(lanes->AllocateStaging());
   lanes->FillConstants(exchange);
   lanes->FillPlaces();
   return lanes;
@@ -58,6 +78,9 @@ CudaLanes::~CudaLanes() {
                        static_cast<void*>(host_residency_), static_cast<void*>(host_forced_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }
+  if (c_.staging.experts == 0) return;
+  cuda::CloseStream(copies_);
+  cuda::CloseStream(staged_);
 }
 
 Status CudaLanes::Allocate() {
@@ -86,7 +109,10 @@ Status CudaLanes::Allocate() {
   c_.places = places;
   c_.residency = table;
   for (cuda::LaneParity& p : c_.parity) {
-    LODE_RETURN_IF_ERROR(device("lanes expert list", sizeof(cuda::ExpertList), &p.list));
+    LODE_RETURN_IF_ERROR(device("lanes expert list", sizeof(cuda::ExpertList), &p.lists.list));
+    LODE_RETURN_IF_ERROR(device("lanes staged list", sizeof(cuda::ExpertList), &p.lists.staged));
+    LODE_RETURN_IF_ERROR(
+        device("lanes staged pieces", sizeof(cuda::StagedPieces), &p.lists.pieces));
     LODE_RETURN_IF_ERROR(device("lanes result table", vectors * sizeof(float*), &p.table));
     LODE_RETURN_IF_ERROR(
         device("lanes results", vectors * arenas_.hidden() * sizeof(float), &p.results));
@@ -95,6 +121,26 @@ Status CudaLanes::Allocate() {
   LODE_RETURN_IF_ERROR(pinned("lane settings", sizeof(cuda::LaneWindow), &host_window_));
   LODE_RETURN_IF_ERROR(pinned("expert places", layers * sizeof(cuda::LayerPlace), &host_places_));
   return pinned("residency", residency, &host_residency_);
+}
+
+// As many experts as fit, but no more than a window can pull.
+Status CudaLanes::AllocateStaging() {
+  uint64_t piece = 0;
+  for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
+    for (uint32_t n = 0; n < arenas_.nodes(); ++n) {
+      const NodeStride s = StrideOf(arenas_, n, layer);
+      piece = std::max(piece, s.bytes);
+    }
+  }
+  const uint64_t expert = piece * arenas_.nodes();
+  const uint64_t experts =
+      expert == 0 ? 0 : std::min<uint64_t>(pull_.staging_bytes / expert, layout_.vectors());
+  if (experts == 0) return OkStatus();
+  LODE_ASSIGN_OR_RETURN(void* memory, device_.Allocate("pull staging", experts * expert));
+  c_.staging = {static_cast<uint8_t*>(memory), piece, static_cast<uint32_t>(experts), 0};
+  LODE_ASSIGN_OR_RETURN(copies_, cuda::OpenUrgentStream());
+  LODE_ASSIGN_OR_RETURN(staged_, cuda::OpenUrgentStream());
+  return OkStatus();
 }
 
 void CudaLanes::FillConstants(uint8_t* exchange) {
@@ -132,14 +178,11 @@ void CudaLanes::FillPlaces() {
       const RowRange width = arenas_.rows(n, Matrix::kGate);
       const RowRange hidden = arenas_.rows(n, Matrix::kDown);
       node.base = arenas_.piece(n, layer, 0, Matrix::kGate);
-      node.stride =
-          arenas_.experts() > 1
-              ? static_cast<uint64_t>(arenas_.piece(n, layer, 1, Matrix::kGate) - node.base)
-              : 0;
       node.up_offset =
           static_cast<uint64_t>(arenas_.piece(n, layer, 0, Matrix::kUp) - node.base);
-      node.down_offset =
-          static_cast<uint64_t>(arenas_.piece(n, layer, 0, Matrix::kDown) - node.base);
+      const NodeStride stride = StrideOf(arenas_, n, layer);
+      node.stride = stride.bytes;
+      node.down_offset = stride.down_at;
       node.width_begin = width.begin;
       node.width_end = width.end;
       node.hidden_begin = hidden.begin;
@@ -259,12 +302,39 @@ WindowOutcome CudaLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
         forced_ + size_t{layer} * kWindowRowsMax * kExpertsUsedMax, c_.shape.experts_used, n_rows);
   }
   cuda::LaunchPlan(device_.stream(), c_, layer, n_rows, routed, forms, n_forms);
-  const cuda::ExpertFormats formats = {arenas_.shape(layer, Matrix::kGate).format,
-                                       arenas_.shape(layer, Matrix::kUp).format,
-                                       arenas_.shape(layer, Matrix::kDown).format};
   const cuda::LaneParity& p = c_.parity[layer & 1];
-  device_.LaunchExperts(formats, p.list, x, p.results);
+  if (c_.staging.experts > 0) RecordStaged(layer, x);
+  device_.LaunchExperts(FormatsOf(layer), p.lists.list, x, p.results);
   return {};
+}
+
+cuda::ExpertFormats CudaLanes::FormatsOf(uint32_t layer) const {
+  return {arenas_.shape(layer, Matrix::kGate).format, arenas_.shape(layer, Matrix::kUp).format,
+          arenas_.shape(layer, Matrix::kDown).format};
+}
+
+// Beside the trunk (hits, shared expert):
+//
+//   copies   gate and up of all | down of all
+//   staged                      | gate, up    | down
+//
+// so the link is busy from the plan to the last byte, and what comes behind it is one product.
+// Combine brings the branches back.
+void CudaLanes::RecordStaged(uint32_t layer, const float* x) {
+  const StrictOrder strict;
+  uint64_t bytes[2] = {0, 0};
+  for (uint32_t n = 0; n < arenas_.nodes(); ++n) {
+    const NodeStride s = StrideOf(arenas_, n, layer);
+    bytes[0] = std::max(bytes[0], s.down_at);
+    bytes[1] = std::max(bytes[1], s.bytes - s.down_at);
+  }
+  const cuda::LaneParity& p = c_.parity[layer & 1];
+  cuda::Follow(device_.stream(), copies_);
+  cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, bytes[0], pull_.copy);
+  cuda::Follow(copies_, staged_);
+  cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kDown, bytes[1], pull_.copy);
+  device_.LaunchExperts(FormatsOf(layer), p.lists.staged, x, p.results, staged_,
+                        [this] { cuda::Follow(copies_, staged_); });
 }
 
 // The wait is the prologue of the combination.
@@ -272,6 +342,11 @@ WindowOutcome CudaLanes::Finish(uint32_t) { return {}; }
 
 bool CudaLanes::Combine(uint32_t layer, const RoutedRow* routed, const float* shared, float* y) {
   device_.WillWrite(y);
+  std::optional<StrictOrder> strict;
+  if (c_.staging.experts > 0) {
+    strict.emplace();
+    cuda::Follow(staged_, device_.stream());
+  }
   cuda::LaunchAnswer(device_.stream(), c_, layer, n_rows_,
                      {routed, shared, device_.shared_gate(), y});
   return true;

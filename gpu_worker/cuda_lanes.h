@@ -16,18 +16,29 @@
 
 namespace lode {
 
+// How the pull lane works. Nothing here changes a bit.
+struct PullOptions {
+  // Device memory for pulled experts on their way. As many of a layer's pulls as fit are copied there
+  // in a branch of the graph and computed from there; the rest, or with 0 all, is read straight from
+  // host memory by the kernels that compute.
+  uint64_t staging_bytes = 0;
+  cuda::CopyShape copy = {32, 256, 4};
+};
+
 class CudaLanes final : public ExpertLanes {
  public:
   // `exchange`: the checked segment, registered; arenas: mapped from registered memory. All outlive
   // the lanes. Allocates on the device.
   static StatusOr<std::unique_ptr<CudaLanes>> Create(CudaDevice& device, const ArenaSet& arenas,
-                                                     uint32_t experts_used, uint8_t* exchange);
+                                                     uint32_t experts_used, uint8_t* exchange,
+                                                     const PullOptions& pull);
   ~CudaLanes() override;
 
   // Reads random experts from the arenas as the pull lane does, before "ready": bytes per second,
   // and what one expert of the model takes at that rate.
   StatusOr<double> ProbeLink();
   uint64_t expert_bytes() const;  // of one expert, mean over layers
+  uint32_t staged_max() const { return c_.staging.experts; }  // of a layer's pulls
 
   // ---- enqueued once per graph
   // The settings of the window, then a clean report. First of all in a window.
@@ -51,16 +62,22 @@ class CudaLanes final : public ExpertLanes {
   ExchangeHeader* header() const { return reinterpret_cast<ExchangeHeader*>(c_.exchange); }
 
  private:
-  CudaLanes(CudaDevice& device, const ArenaSet& arenas, uint32_t experts_used)
+  CudaLanes(CudaDevice& device, const ArenaSet& arenas, uint32_t experts_used,
+            const PullOptions& pull)
       : device_(device),
         arenas_(arenas),
+        pull_(pull),
         layout_{{arenas.hidden(), arenas.width(), experts_used, arenas.nodes()}} {}
   Status Allocate();
+  Status AllocateStaging();
+  cuda::ExpertFormats FormatsOf(uint32_t layer) const;
+  void RecordStaged(uint32_t layer, const float* x);
   void FillConstants(uint8_t* exchange);
   void FillPlaces();
 
   CudaDevice& device_;
   const ArenaSet& arenas_;
+  const PullOptions pull_;
   const ExchangeLayout layout_;
   cuda::LaneConstants c_ = {};
   // Pinned.
@@ -69,6 +86,8 @@ class CudaLanes final : public ExpertLanes {
   uint16_t* host_residency_ = nullptr;       // [layers][experts]
   uint16_t* host_forced_ = nullptr;  // [layer][row][kExpertsUsedMax], null: the router decides
   uint16_t* forced_ = nullptr;       // device
+  // Branches of the graph, null without staging: copies; the products of what has come.
+  CUstream_st *copies_ = nullptr, *staged_ = nullptr;
   uint32_t n_rows_ = 0;  // of the window that is being recorded
   uint64_t table_version_ = ~uint64_t{0};
 };

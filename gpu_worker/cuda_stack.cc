@@ -3,6 +3,7 @@
 #include "gpu_worker/cuda_stack.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <thread>
 
@@ -37,6 +38,7 @@ const char* Purpose(const std::string& what, uint32_t layers) {
   if (has("KV block") || has("index keys")) return "KV cache";
   if (what.starts_with("layer ")) return "sequence state";
   if (what.starts_with("lanes ")) return "lanes";
+  if (what == "pull staging") return "pull staging";
   if (has("expert slots")) return "expert slots";
   if (has(".weight") || has("ssm_a") || has(".bias") || has("blk.")) return "dense weights";
   return "window and scratch";
@@ -95,8 +97,18 @@ class Stack final : public CudaStack {
     LODE_RETURN_IF_ERROR(Register(exchange, false, "the exchange"));
     for (Segment* segment : mapped)
       LODE_RETURN_IF_ERROR(Register(*segment, registers_read_only_, "an arena"));
+    PullOptions pull;
+    pull.staging_bytes = plan_.pull_staging_bytes;
+#if defined(LODE_TEST_HOOKS)
+    if (const char* text = std::getenv("LODE_BENCH_PULL"); text != nullptr) {
+      unsigned long long mib = 0;
+      std::sscanf(text, "%llu,%u,%u,%u", &mib, &pull.copy.blocks, &pull.copy.threads,
+                  &pull.copy.loads);
+      pull.staging_bytes = mib << 20;
+    }
+#endif
     LODE_ASSIGN_OR_RETURN(auto lanes, CudaLanes::Create(*device_, arenas, config_.experts_used,
-                                                        exchange.data()));
+                                                        exchange.data(), pull));
     CudaEngineOptions options;
 #if defined(LODE_TEST_HOOKS)
     if (std::getenv("LODE_BENCH_ROUTING") != nullptr) {

@@ -48,6 +48,26 @@ struct LayerPlace {
 struct LaneShape {
   uint32_t experts_used, hidden, width, nodes, experts, layers;
 };
+// Device memory for pulled experts on their way; constant. Node n's piece of the expert with rank r
+// among a layer's pulls comes to base + (r * nodes + n) * piece_bytes and looks there as in the
+// arena.
+struct Staging {
+  uint8_t* base;
+  uint64_t piece_bytes;  // at least NodePlace::stride of every layer and node, a multiple of 64
+  uint32_t experts;      // 0: kernels read every pulled expert straight from its arena
+  uint32_t reserved;
+};
+// What the copy kernels bring to the staging area: gate and up of all pieces, then down of all.
+struct StagedPiece {
+  const uint8_t* from;
+  uint8_t* to;
+  uint32_t down_at, bytes;  // [0, down_at) holds gate and up, [down_at, bytes) down; multiples of 16
+};
+struct StagedPieces {
+  uint32_t n;
+  uint32_t reserved;
+  StagedPiece pieces[kExpertEntriesMax];
+};
 
 // How many of a layer's misses are pulled.
 struct LaneSplit {
@@ -181,16 +201,26 @@ LODE_FN void PlanLane(const Group& g, const RoutedRow* rows, uint32_t n_rows,
   });
 }
 
-// ---- what the device computes: pulls first, one entry per node, then hits
+// ---- what the device computes
+struct DeviceLists {
+  ExpertList* list;      // pulls that find no room in the staging area, one entry per node, then hits
+  ExpertList* staged;    // the other pulls, computed once their copies are there
+  StagedPieces* pieces;  // of the entries of `staged`, in the same order
+};
 LODE_ANY_GROUP
 template <class Group>
-LODE_FN void BuildExpertList(const Group& g, const LaneWork& w, const LaneShape& shape,
-                             const LayerPlace& place, ExpertList* list) {
+LODE_FN void BuildExpertLists(const Group& g, const LaneWork& w, const LaneShape& shape,
+                              const LayerPlace& place, const Staging& staging,
+                              const DeviceLists& out) {
   const uint32_t pulls = w.n_by_lane[static_cast<uint32_t>(Lane::kPull)];
+  const uint32_t staged = pulls < staging.experts ? pulls : staging.experts;
+  const uint32_t direct = pulls - staged;
   g.For(w.n_experts + 1, [&](uint32_t p) {
     if (p == w.n_experts) {
-      list->n_slow = pulls * shape.nodes;
-      list->n_entries = list->n_slow + w.n_by_lane[static_cast<uint32_t>(Lane::kHit)];
+      out.list->n_slow = direct * shape.nodes;
+      out.list->n_entries = out.list->n_slow + w.n_by_lane[static_cast<uint32_t>(Lane::kHit)];
+      out.staged->n_slow = 0;
+      out.staged->n_entries = out.pieces->n = staged * shape.nodes;
       return;
     }
     const PlannedExpert& e = w.experts[p];
@@ -204,19 +234,28 @@ LODE_FN void BuildExpertList(const Group& g, const LaneWork& w, const LaneShape&
       entry.width_begin = entry.hidden_begin = 0;
       entry.width_end = shape.width;
       entry.hidden_end = shape.hidden;
-      list->entries[pulls * shape.nodes + p - w.missed[p]] = entry;
+      out.list->entries[direct * shape.nodes + p - w.missed[p]] = entry;
     } else if (e.lane == static_cast<uint32_t>(Lane::kPull)) {
       const uint32_t rank = w.missed[p] - w.on_cpu;
       for (uint32_t node = 0; node < shape.nodes; ++node) {
         const NodePlace& from = place.nodes[node];
-        entry.gate = from.base + e.expert * from.stride;
+        const uint32_t at = rank * shape.nodes + node;
+        const uint8_t* piece = from.base + e.expert * from.stride;
+        entry.gate = rank < staged ? staging.base + at * staging.piece_bytes : piece;
         entry.up = entry.gate + from.up_offset;
         entry.down = entry.gate + from.down_offset;
         entry.width_begin = from.width_begin;
         entry.width_end = from.width_end;
         entry.hidden_begin = from.hidden_begin;
         entry.hidden_end = from.hidden_end;
-        list->entries[rank * shape.nodes + node] = entry;
+        if (rank < staged) {
+          out.staged->entries[at] = entry;
+          out.pieces->pieces[at] = {piece, staging.base + at * staging.piece_bytes,
+                                    static_cast<uint32_t>(from.down_offset),
+                                    static_cast<uint32_t>(from.stride)};
+        } else {
+          out.list->entries[at - staged * shape.nodes] = entry;
+        }
       }
     }
   });

@@ -30,7 +30,7 @@ struct ExpertEntry {
 // Entries of one expert may stand anywhere in the list; together they cover each of its rows once.
 // Two phases run over the list (gate, up, swiglu; then down), so a hidden vector is complete before
 // any down row reads it.
-inline constexpr uint32_t kExpertEntriesMax = kJobExpertsMax * 2;
+inline constexpr uint32_t kExpertEntriesMax = kJobExpertsMax * kCpuWorkersMax;
 struct ExpertList {
   uint32_t n_entries;
   uint32_t n_slow;  // the first n_slow entries read host memory: some blocks start with them

@@ -25,6 +25,7 @@ LODE_DEVICE uint32_t BallotWarp(bool mine) {
 
 LODE_DEVICE void AtomicMin(uint32_t* p, uint32_t x) { *p = x < *p ? x : *p; }
 LODE_DEVICE void AtomicOr(uint32_t* p, uint32_t x) { *p |= x; }
+LODE_DEVICE void AtomicMax(uint64_t* p, uint64_t x) { *p = x > *p ? x : *p; }
 
 LODE_DEVICE void StoreReleaseSystem(uint64_t* p, uint64_t x) {
   std::atomic_ref<uint64_t>(*p).store(x, std::memory_order_release);
@@ -58,6 +59,9 @@ LODE_DEVICE uint32_t BallotWarp(bool mine) { return __ballot_sync(0xffffffffu, m
 
 LODE_DEVICE void AtomicMin(uint32_t* p, uint32_t x) { atomicMin(p, x); }
 LODE_DEVICE void AtomicOr(uint32_t* p, uint32_t x) { atomicOr(p, x); }
+LODE_DEVICE void AtomicMax(uint64_t* p, uint64_t x) {
+  atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
+}
 
 // A release at system scope: everything this thread has written, or has observed through barriers
 // and fences, is visible to whoever acquires the word.

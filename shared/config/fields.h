@@ -33,6 +33,7 @@ namespace lode {
   X(experts, cpu_threads, uint32_t, 0, 0, 256, true, "threads of each CPU worker; 0 = chosen from cores and cpuset; a CPU quota is never exceeded") \
   X(experts, pull_share, double, -1, -1, 1, false, "share of misses pulled over PCIe by policy fixed; -1 = by pack")     \
   X(experts, split_policy, std::string, "fixed", 0, 0, false, "lane split: fixed, or balanced (cuda: by the lanes' learned costs)")                                       \
+  X(experts, pull_staging, uint64_t, 64ull << 20, 0, 16ull << 30, true, "cuda: device memory for pulled experts on their way; 0 = kernels read them straight from host memory") \
   X(experts, tier_policy, std::string, "decayed_lfu", 0, 0, false, "VRAM tier: static or decayed_lfu")                   \
   X(experts, profile, std::string, "", 0, 0, true, "expert ranking file; empty = spread evenly over layers")             \
   X(experts, save_profile, std::string, "", 0, 0, true, "the learned ranking is written here at an orderly stop; may be the file of profile, which then need not exist yet") \

@@ -23,6 +23,7 @@ struct LoadPlan {
   uint32_t sequence_slots = 0;
   uint32_t context = 0;  // tokens
   uint64_t vram_budget_bytes = 0;
+  uint64_t pull_staging_bytes = 0;  // of it, for pulled experts on their way; cuda only
   std::string profile;       // expert ranking file; empty: spread evenly
   std::string save_profile;  // where the learned one goes at an orderly stop; empty: nowhere
   uint32_t spin_us = 0;      // busy polling before sleeping

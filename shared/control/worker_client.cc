@@ -51,6 +51,7 @@ StatusOr<LoadPlan> TakeLoadPlan(const pb::LoadPlan& in) {
   plan.sequence_slots = in.sequence_slots();
   plan.context = in.context();
   plan.vram_budget_bytes = in.vram_budget_bytes();
+  plan.pull_staging_bytes = in.pull_staging_bytes();
   plan.profile = in.profile();
   plan.save_profile = in.save_profile();
   plan.spin_us = in.spin_us();

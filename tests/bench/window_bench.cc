@@ -3,10 +3,15 @@
 // the time goes. Meant for full-shape synthetic models, whose router is random: LODE_BENCH_ROUTING=1
 // in the environment draws routing with a trained model's figures (gpu_worker/bench_routing.h).
 //
-//   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=BYTES workers=1
-//       threads=0 share=-1 split=fixed|balanced tier=static|decayed_lfu hbm_gbs=4290 name=LABEL
+//   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=BYTES[,BYTES...]
+//       workers=1 threads=0 share=-1 split=fixed[,balanced] tier=static|decayed_lfu staging=BYTES
+//       hbm_gbs=4290 name=LABEL
 //
-// Prints one table row per row count and one line of JSON. Figures count only on a quiet machine.
+// vram: the first is the worker's budget; smaller ones follow without a restart, as if the card were
+// that small (a big model takes a minute to make).
+// Prints per row count: the window; each lane alone (all misses on the CPU, all misses pulled), which
+// gives the ceiling of the model's floor formula beside the one from the window's own lane clocks;
+// stages; what uploads of the VRAM tier cost. Figures count only on a quiet machine.
 #include <signal.h>
 #include <unistd.h>
 
@@ -27,7 +32,8 @@ namespace lode {
 namespace {
 
 constexpr uint32_t kKvTokens = 4096;
-constexpr uint32_t kWarmWindows = 8, kTimedWindows = 6;
+constexpr uint32_t kWarmWindows = 8, kTimedWindows = 6, kLaneWindows = 6;
+constexpr uint64_t kFillNs = 3'000'000'000;  // the tier fills another budget's slots well within
 constexpr double kCommittedPer4Rows = 3.29;  // published: tokens that a window of 4 rows commits
 constexpr double kLaunchNs = 600;            // per graph node, measured: docs/measurements/h200-term-order.md
 constexpr const char* kStageNames[kStages] = {"embed", "hyper", "deltanet", "attention", "ple",
@@ -55,9 +61,10 @@ class Bench {
     o.device = s_.at("device");
     o.cpu_workers = static_cast<uint32_t>(Number(s_, "workers"));
     o.cpu_threads = static_cast<uint32_t>(Number(s_, "threads"));
-    o.vram_budget = static_cast<uint64_t>(Number(s_, "vram"));
+    o.vram_budget = List("vram")[0];
     o.pull_share = Number(s_, "share");
-    o.split_policy = s_.at("split");
+    o.pull_staging = List("staging")[0];
+    o.split_policy = s_.at("split").substr(0, s_.at("split").find(','));
     o.tier_policy = s_.at("tier");
     o.kv_tokens = kKvTokens;
     o.sequences = 1;
@@ -72,7 +79,7 @@ class Bench {
                                                        TestBinaries()));
     std::printf("%s\n", setup.summary.c_str());
     tunables_ = setup.scheduler.tunables;
-    tunables_.epoch = 1;
+    tunables_.epoch = tunables_epoch_;
     LODE_ASSIGN_OR_RETURN(supervisor_, Supervisor::Create(std::move(setup.supervisor)));
     const uint64_t begin = NowNs();
     supervisor_->Start();
@@ -88,41 +95,132 @@ class Bench {
     for (uint32_t i = 0; i < kCpuWorkersMax; ++i)
       tunables_.cpu_isa[i] = isa(WorkerRole::kCpu, std::min(i, WorkerCount() - 1));
     link_ = supervisor_->gpu();
+    if (!link_) return Internal("the GPU worker is gone");
     for (uint32_t b = 0; b < kKvTokens / kKvBlockCells; ++b)
       link_->window->sequences[0].kv_blocks[b] = b;
     return OkStatus();
   }
 
-  Status Run(uint32_t n_rows) {
-    ++epoch_;
-    position_ = 0;
-    const auto windows = static_cast<uint32_t>(Number(s_, "windows"));
-    WindowResult r;
-    for (uint32_t i = 0; i < kWarmWindows; ++i) LODE_RETURN_IF_ERROR(One(n_rows, 0, &r));
-    std::vector<double> ms;
-    uint64_t lookups[kLanes] = {}, bytes[kLanes] = {}, lane_ns[kLanes] = {}, swaps = 0, uploaded = 0;
-    for (uint32_t i = 0; i < windows; ++i) {
-      LODE_RETURN_IF_ERROR(One(n_rows, 0, &r));
-      ms.push_back(static_cast<double>(r.window_ns) / 1e6);
-      for (uint32_t l = 0; l < kLanes; ++l) {
-        lookups[l] += r.lookups[l];
-        bytes[l] += r.bytes[l];
-        lane_ns[l] += r.lane_ns[l];
+  Status RunAll() {
+    const std::vector<uint64_t> budgets = List("vram");
+    const uint64_t slots = static_cast<uint64_t>(Fact("vram expert slots"));
+    for (const uint64_t budget : budgets) {
+      if (budgets.size() > 1) {
+        const uint64_t less = budgets[0] - std::min(budget, budgets[0]);
+        if (less > slots) return InvalidArgument("a budget of {} bytes leaves no slots", budget);
+        std::printf("vram_budget %.1f GiB:\n", static_cast<double>(budget) / (1 << 30));
+        tunables_.vram_budget_bytes = slots - less;
+        tunables_.epoch = ++tunables_epoch_;
+        for (const uint64_t begin = NowNs(); NowNs() - begin < kFillNs;)
+          LODE_RETURN_IF_ERROR(Fresh(1, kWarmWindows).status());
       }
-      swaps += r.tier_swaps;
-      uploaded += r.tier_upload_bytes;
+      for (const SplitPolicy split : {SplitPolicy::kFixed, SplitPolicy::kBalanced}) {
+        const bool balanced = split == SplitPolicy::kBalanced;
+        if (s_.at("split").find(balanced ? "balanced" : "fixed") == std::string::npos) continue;
+        tunables_.split_policy = static_cast<uint32_t>(split);
+        tunables_.epoch = ++tunables_epoch_;
+        label_ = s_.at("name") + (balanced ? " balanced" : "");
+        for (const uint64_t rows : List("rows"))
+          LODE_RETURN_IF_ERROR(Run(static_cast<uint32_t>(rows)));
+      }
     }
-    uint64_t stage_ns[kStages] = {};
-    for (uint32_t i = 0; i < kTimedWindows; ++i) {
-      LODE_RETURN_IF_ERROR(One(n_rows, kTimeStages, &r));
-      for (uint32_t k = 0; k < kStages; ++k) stage_ns[k] += r.stage_ns[k];
-    }
-    std::sort(ms.begin(), ms.end());
-    Print(n_rows, ms, windows, lookups, bytes, lane_ns, stage_ns, swaps, uploaded);
     return OkStatus();
   }
 
  private:
+  std::vector<uint64_t> List(const char* key) const {
+    std::vector<uint64_t> values;
+    for (const char* p = s_.at(key).c_str(); *p != '\0';) {
+      char* end = nullptr;
+      values.push_back(std::strtoull(p, &end, 10));
+      p = *end == ',' ? end + 1 : end;
+      if (end == p && *end != '\0') break;  // no number
+    }
+    return values.empty() ? std::vector<uint64_t>{0} : values;
+  }
+
+  Status Run(uint32_t n_rows) {
+    const auto windows = static_cast<uint32_t>(Number(s_, "windows"));
+    LODE_RETURN_IF_ERROR(Fresh(n_rows, kWarmWindows).status());
+    LODE_ASSIGN_OR_RETURN(const Figures all, Windows(n_rows, windows, 0));
+    LODE_ASSIGN_OR_RETURN(const Figures timed, Windows(n_rows, kTimedWindows, kTimeStages));
+    LODE_ASSIGN_OR_RETURN(const double cpu_alone, LaneAlone(n_rows, Lane::kCpu));
+    LODE_ASSIGN_OR_RETURN(const double pull_alone, LaneAlone(n_rows, Lane::kPull));
+    Print(n_rows, all, cpu_alone, pull_alone);
+    PrintStages(timed);
+    PrintSwaps(all);
+    std::fflush(stdout);
+    return OkStatus();
+  }
+
+  // Sums over windows.
+  struct Figures {
+    std::vector<double> ms;  // sorted
+    double lookups[kLanes] = {}, bytes[kLanes] = {}, lane_ns[kLanes] = {};
+    double stage_ns[kStages] = {};
+    double swaps = 0, uploaded = 0;
+    // Of windows at whose border copies landed or started, and of the others: [uploads].
+    std::vector<double> ms_by[2];
+    double pull_bytes_by[2] = {}, pull_ns_by[2] = {};
+
+    double n() const { return static_cast<double>(ms.size()); }
+    double median() const { return ms[ms.size() / 2]; }
+    double mb(Lane l) const { return bytes[static_cast<uint32_t>(l)] / n() / 1e6; }
+    double lane_ms(Lane l) const { return lane_ns[static_cast<uint32_t>(l)] / n() / 1e6; }
+    double share(Lane l) const {
+      return lookups[static_cast<uint32_t>(l)] / (lookups[0] + lookups[1] + lookups[2]);
+    }
+    double gbs(Lane l) const { return lane_ms(l) > 0 ? mb(l) / lane_ms(l) : 0; }
+  };
+
+  // Of a sequence that begins anew.
+  StatusOr<Figures> Fresh(uint32_t n_rows, uint32_t windows) {
+    ++epoch_;
+    position_ = 0;
+    return Windows(n_rows, windows, 0);
+  }
+  StatusOr<Figures> Windows(uint32_t n_rows, uint32_t windows, uint32_t flags) {
+    Figures f;
+    bool before = false;
+    for (uint32_t i = 0; i < windows; ++i) {
+      WindowResult r = {};
+      LODE_RETURN_IF_ERROR(One(n_rows, flags, &r));
+      f.ms.push_back(static_cast<double>(r.window_ns) / 1e6);
+      for (uint32_t l = 0; l < kLanes; ++l) {
+        f.lookups[l] += static_cast<double>(r.lookups[l]);
+        f.bytes[l] += static_cast<double>(r.bytes[l]);
+        f.lane_ns[l] += static_cast<double>(r.lane_ns[l]);
+      }
+      for (uint32_t k = 0; k < kStages; ++k) f.stage_ns[k] += static_cast<double>(r.stage_ns[k]);
+      f.swaps += static_cast<double>(r.tier_swaps);
+      f.uploaded += static_cast<double>(r.tier_upload_bytes);
+      // Copies counted at a border ran in the window before it or run in this one.
+      const bool uploads = r.tier_swaps > 0 || r.tier_upload_bytes > 0;
+      const uint32_t by = uploads || before ? 1 : 0;
+      before = r.tier_swaps > 0;
+      f.ms_by[by].push_back(f.ms.back());
+      f.pull_bytes_by[by] += static_cast<double>(r.bytes[static_cast<uint32_t>(Lane::kPull)]);
+      f.pull_ns_by[by] += static_cast<double>(r.lane_ns[static_cast<uint32_t>(Lane::kPull)]);
+    }
+    std::sort(f.ms.begin(), f.ms.end());
+    for (std::vector<double>& ms : f.ms_by) std::sort(ms.begin(), ms.end());
+    return f;
+  }
+
+  // The lane's rate in GB/s when it has all misses, the tier left alone.
+  StatusOr<double> LaneAlone(uint32_t n_rows, Lane lane) {
+    const Tunables kept = tunables_;
+    tunables_.epoch = ++tunables_epoch_;
+    tunables_.split_policy = static_cast<uint32_t>(SplitPolicy::kFixed);
+    tunables_.tier_policy = static_cast<uint32_t>(TierPolicy::kStatic);
+    tunables_.pull_share = lane == Lane::kPull ? 1.0f : 0.0f;
+    LODE_RETURN_IF_ERROR(Windows(n_rows, 2, 0).status());
+    LODE_ASSIGN_OR_RETURN(const Figures f, Windows(n_rows, kLaneWindows, 0));
+    tunables_ = kept;
+    tunables_.epoch = ++tunables_epoch_;
+    return f.gbs(lane);
+  }
+
   uint32_t WorkerCount() const { return static_cast<uint32_t>(supervisor_->Workers().size()) - 1; }
 
   Status One(uint32_t n_rows, uint32_t flags, WindowResult* result) {
@@ -160,53 +258,70 @@ class Bench {
     return OkStatus();
   }
 
-  void Print(uint32_t n_rows, const std::vector<double>& ms, uint32_t windows,
-             const uint64_t* lookups, const uint64_t* bytes, const uint64_t* lane_ns,
-             const uint64_t* stage_ns, uint64_t swaps, uint64_t uploaded) const {
-    const double median = ms[ms.size() / 2], n = windows;
-    const double tokens = n_rows == 4 ? kCommittedPer4Rows : n_rows == 1 ? 1 : n_rows;
-    const double all = static_cast<double>(lookups[0] + lookups[1] + lookups[2]);
-    const auto mib = [&](uint32_t l) { return static_cast<double>(bytes[l]) / n / 1e6; };
-    const auto lane_ms = [&](uint32_t l) { return static_cast<double>(lane_ns[l]) / n / 1e6; };
-    const auto rate = [&](uint32_t l) { return lane_ms(l) > 0 ? mib(l) / lane_ms(l) : 0; };  // GB/s
+  double Fact(const char* name) const {
+    const auto it = facts_.find(name);
+    return it == facts_.end() ? 0 : std::strtod(it->second.c_str(), nullptr);
+  }
+  // ms: dense bytes, then the slowest lane.
+  double Ceiling(const Figures& f, double pull_gbs, double cpu_gbs) const {
     const double hbm = Number(s_, "hbm_gbs");
-    double dense_mb = 0;
-    if (const auto it = facts_.find("dense_bytes"); it != facts_.end())
-      dense_mb = std::strtod(it->second.c_str(), nullptr) / 1e6;
-    const double lanes_ms = std::max({mib(0) / hbm, rate(1) > 0 ? mib(1) / rate(1) : 0,
-                                      rate(2) > 0 ? mib(2) / rate(2) : 0});
-    const double ceiling_ms = dense_mb / hbm + lanes_ms;
-    const auto nodes = facts_.find(n_rows == 1 ? "graph nodes, 1 row" : "graph nodes, 4 rows");
+    const auto ms = [](double mb, double gbs) { return gbs > 0 ? mb / gbs : 0; };
+    return Fact("dense_bytes") / 1e6 / hbm +
+           std::max({ms(f.mb(Lane::kHit), hbm), ms(f.mb(Lane::kPull), pull_gbs),
+                     ms(f.mb(Lane::kCpu), cpu_gbs)});
+  }
+
+  void Print(uint32_t n_rows, const Figures& f, double cpu_alone, double pull_alone) const {
+    const double median = f.median();
+    const double tokens = n_rows == 4 ? kCommittedPer4Rows : n_rows;
+    const double probe = Fact("link_bytes_per_second") / 1e9;
     const double floor_ms =
-        nodes == facts_.end() ? 0 : std::strtod(nodes->second.c_str(), nullptr) * kLaunchNs / 1e6;
+        Fact(n_rows == 1 ? "graph nodes, 1 row" : "graph nodes, 4 rows") * kLaunchNs / 1e6;
+    const double own = Ceiling(f, probe, cpu_alone);
+    const double inside = Ceiling(f, f.gbs(Lane::kPull), f.gbs(Lane::kCpu));
     std::printf(
         "[%s] %u rows: %.3f ms median (%.3f min, %.3f max), %.1f tok/s | hit %.3f pull %.3f cpu %.3f "
-        "| MB/window hit %.0f pull %.0f cpu %.0f | lane ms %.2f %.2f %.2f (pull %.1f, cpu %.1f GB/s) "
-        "| ceiling %.2f ms, launch floor %.2f ms, ratio %.2f and %.2f | swaps %.1f, %.1f MB up\n",
-        s_.at("name").c_str(), n_rows, median, ms.front(), ms.back(), 1e3 * tokens / median,
-        static_cast<double>(lookups[0]) / all, static_cast<double>(lookups[1]) / all,
-        static_cast<double>(lookups[2]) / all, mib(0), mib(1), mib(2), lane_ms(0), lane_ms(1),
-        lane_ms(2), rate(1), rate(2), ceiling_ms, floor_ms, ceiling_ms / median,
-        (ceiling_ms + floor_ms) / median, static_cast<double>(swaps) / n,
-        static_cast<double>(uploaded) / n / 1e6);
+        "| MB/window hit %.0f pull %.0f cpu %.0f | lane ms %.2f %.2f %.2f (pull %.1f, cpu %.1f GB/s)\n",
+        label_.c_str(), n_rows, median, f.ms.front(), f.ms.back(), 1e3 * tokens / median,
+        f.share(Lane::kHit), f.share(Lane::kPull), f.share(Lane::kCpu), f.mb(Lane::kHit),
+        f.mb(Lane::kPull), f.mb(Lane::kCpu), f.lane_ms(Lane::kHit), f.lane_ms(Lane::kPull),
+        f.lane_ms(Lane::kCpu), f.gbs(Lane::kPull), f.gbs(Lane::kCpu));
+    std::printf(
+        "    ceiling with each lane's own rate (link probe %.1f, cpu alone %.1f GB/s; pulls alone "
+        "%.1f): %.2f ms, ratio %.2f, with launch floor of %.2f ms %.2f | with rates inside the window: "
+        "%.2f ms, ratio %.2f, with launch floor %.2f\n",
+        probe, cpu_alone, pull_alone, own, own / median, floor_ms, (own + floor_ms) / median, inside,
+        inside / median, (inside + floor_ms) / median);
+  }
+
+  static void PrintStages(const Figures& f) {
     std::printf("    stages, ms (with a stamp behind each):");
     for (uint32_t k = 0; k < kStages; ++k) {
-      if (stage_ns[k] > 0)
-        std::printf(" %s %.2f", kStageNames[k], static_cast<double>(stage_ns[k]) / kTimedWindows / 1e6);
+      if (f.stage_ns[k] > 0) std::printf(" %s %.2f", kStageNames[k], f.stage_ns[k] / f.n() / 1e6);
     }
     std::printf("\n");
-    std::fflush(stdout);
+  }
+
+  static void PrintSwaps(const Figures& f) {
+    std::printf("    swaps %.1f, %.1f MB up per window", f.swaps / f.n(), f.uploaded / f.n() / 1e6);
+    for (const bool uploads : {false, true}) {
+      if (f.ms_by[uploads].empty()) continue;
+      std::printf("; %zu windows %s uploads: %.3f ms, pull %.1f GB/s", f.ms_by[uploads].size(),
+                  uploads ? "with" : "without", f.ms_by[uploads][f.ms_by[uploads].size() / 2],
+                  f.pull_ns_by[uploads] > 0 ? f.pull_bytes_by[uploads] / f.pull_ns_by[uploads] : 0);
+    }
+    std::printf("\n");
   }
 
   const std::string model_;
   const Settings s_;
-  std::string folder_;
+  std::string folder_, label_;
   std::unique_ptr<ModelSource> source_;
   std::unique_ptr<Supervisor> supervisor_;
   std::shared_ptr<const GpuLink> link_;
   std::map<std::string, std::string> facts_;
   Tunables tunables_ = {};
-  uint64_t window_ = 0, epoch_ = 0;
+  uint64_t window_ = 0, epoch_ = 0, tunables_epoch_ = 1;
   uint32_t position_ = 0;
 };
 
@@ -214,7 +329,8 @@ Status Main(int argc, char** argv) {
   Settings settings = {{"device", "cuda"}, {"rows", "1,4"},  {"windows", "40"},
                        {"vram", "0"},      {"workers", "1"}, {"threads", "0"},
                        {"share", "-1"},    {"split", "fixed"}, {"tier", "decayed_lfu"},
-                       {"hbm_gbs", "4290"}, {"name", "bench"}};
+                       {"hbm_gbs", "4290"}, {"name", "bench"},
+                       {"staging", std::to_string(Options{}.pull_staging)}};
   for (int i = 2; i < argc; ++i) {
     const std::string arg = argv[i];
     const size_t equals = arg.find('=');
@@ -224,12 +340,7 @@ Status Main(int argc, char** argv) {
   }
   Bench bench(argv[1], settings);
   LODE_RETURN_IF_ERROR(bench.Start());
-  std::string rows = settings["rows"];
-  for (char* p = rows.data(); *p != '\0';) {
-    LODE_RETURN_IF_ERROR(bench.Run(static_cast<uint32_t>(std::strtoul(p, &p, 10))));
-    if (*p == ',') ++p;
-  }
-  return OkStatus();
+  return bench.RunAll();
 }
 
 }  // namespace

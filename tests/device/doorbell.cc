@@ -1,6 +1,8 @@
 // What the doorbell costs, with the product's own kernels and nothing else: a graph of 48 layers of
 // plan and wait, in which no layer rings (all experts resident), against the same graph in which
-// every layer rings and another process answers at once without computing. Then the stop test: this
+// every layer rings and another process answers at once without computing. The same with staged
+// pulls between plan and wait, which fill the link: half of the experts are pulled, the others are
+// resident or on the CPU. Then the stop test: this
 // process stops itself right behind the launch; the window must reach its end in shared memory all
 // the same, since no host thread takes part in it.
 //
@@ -28,6 +30,9 @@ namespace {
 
 constexpr uint32_t kLayers = 48, kExperts = 512, kUsed = 10, kHidden = 2560, kWidth = 640;
 constexpr uint32_t kRepeats = 41, kWarmups = 5;
+// Bytes of an expert: pulls of 15 us and of 140 us at 50 GB/s and one row; 0: no pulls.
+constexpr uint32_t kPullBytes[] = {0, 153'600, 1'382'400};
+constexpr cuda::CopyShape kCopy = {32, 256, 4};
 constexpr uint64_t kStopNs = 300'000'000;  // how long the process stays stopped
 
 // Between the two processes, beside the exchange.
@@ -54,9 +59,17 @@ class Doorbell {
     }
     LODE_ASSIGN_OR_RETURN(card_, cuda::OpenCard(0));
     std::printf("doorbell on %s, %u rows\n", card_.name.c_str(), n_rows_);
-    LODE_RETURN_IF_ERROR(cuda::RegisterHost(exchange_->data(), exchange_->size(), false, "exchange"));
+    LODE_RETURN_IF_ERROR(
+        cuda::RegisterHost(exchange_->data(), exchange_->size(), false, "exchange"));
     LODE_RETURN_IF_ERROR(cuda::RegisterHost(beside_->data(), beside_->size(), false, "results"));
     LODE_ASSIGN_OR_RETURN(stream_, cuda::OpenStream());
+    LODE_ASSIGN_OR_RETURN(copies_, cuda::OpenUrgentStream());
+    const size_t pulled = size_t{kWindowRowsMax} * kUsed * kPullBytes[2];
+    LODE_ASSIGN_OR_RETURN(arena_, Segment::Create("arena", pulled));
+    std::memset(arena_->data(), 1, pulled);
+    LODE_RETURN_IF_ERROR(cuda::RegisterHost(arena_->data(), pulled, false, "arena"));
+    LODE_ASSIGN_OR_RETURN(c_.staging.base, Device<uint8_t>(pulled));
+    c_.staging.experts = kWindowRowsMax * kUsed;
     return Fill();
   }
   ~Doorbell() {
@@ -66,9 +79,9 @@ class Doorbell {
   }
 
   // Median and spread of one graph in us.
-  StatusOr<double> Measure(bool ring, double* spread) {
-    SetResidency(!ring);
-    LODE_ASSIGN_OR_RETURN(auto graph, Capture());
+  StatusOr<double> Measure(bool ring, uint32_t pull_bytes, double* spread) {
+    SetExperts(ring, pull_bytes);
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture(pull_bytes));
     std::vector<double> us;
     for (uint32_t i = 0; i < kWarmups + kRepeats; ++i) {
       cuda::StartTimer(timer_, stream_);
@@ -85,8 +98,8 @@ class Doorbell {
 
   // Stops this process right behind the launch; the other one sees the end and wakes us.
   Status StopTest() {
-    SetResidency(false);
-    LODE_ASSIGN_OR_RETURN(auto graph, Capture());
+    SetExperts(true, 0);
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture(0));
     shared()->expect = window_->sequence + 1;
     LODE_RETURN_IF_ERROR(Launch(*graph));
     kill(getpid(), SIGSTOP);
@@ -151,7 +164,9 @@ class Doorbell {
     LODE_ASSIGN_OR_RETURN(c_.answered, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(end_arrived_, Device<uint32_t>(1));
     for (cuda::LaneParity& p : c_.parity) {
-      LODE_ASSIGN_OR_RETURN(p.list, Device<cuda::ExpertList>(1));
+      LODE_ASSIGN_OR_RETURN(p.lists.list, Device<cuda::ExpertList>(1));
+      LODE_ASSIGN_OR_RETURN(p.lists.staged, Device<cuda::ExpertList>(1));
+      LODE_ASSIGN_OR_RETURN(p.lists.pieces, Device<cuda::StagedPieces>(1));
       LODE_ASSIGN_OR_RETURN(p.table, Device<const float*>(kJobExpertsMax));
       LODE_ASSIGN_OR_RETURN(p.results, Device<float>(size_t{8} * kUsed * kHidden));
       LODE_ASSIGN_OR_RETURN(p.tag, Device<uint64_t>(1));
@@ -186,20 +201,44 @@ class Doorbell {
     return OkStatus();
   }
 
-  void SetResidency(bool resident) {
-    std::vector<uint16_t> table(size_t{kLayers} * kExperts, resident ? 0 : kNotResident);
+  // Per row the first half of the experts goes to the CPU when the layer rings and is resident
+  // otherwise; the second half is pulled, or without pulls goes the way of the first.
+  void SetExperts(bool ring, uint32_t pull_bytes) {
+    std::vector<uint16_t> table(size_t{kLayers} * kExperts, ring ? kNotResident : 0);
+    if (pull_bytes > 0) {
+      for (size_t i = 0; i < table.size(); ++i) {
+        if (i % kExperts % kUsed >= kUsed / 2) table[i] = kNotResident;
+      }
+    }
     cuda::CopyAsync(residency_, table.data(), table.size() * sizeof(uint16_t), stream_);
+    window_->split = {};
+    if (pull_bytes > 0) window_->split.share_256 = ring ? kShareOne / 2 : kShareOne;
+    cuda::LayerPlace place = {};
+    place.nodes[0] = {arena_->data(), pull_bytes, pull_bytes / 3, pull_bytes / 3 * 2, 0,
+                      kWidth,         0,          kHidden};
+    const std::vector<cuda::LayerPlace> places(kLayers, place);
+    cuda::CopyAsync(const_cast<cuda::LayerPlace*>(c_.places), places.data(),
+                    places.size() * sizeof(cuda::LayerPlace), stream_);
+    c_.staging.piece_bytes = pull_bytes;
     cuda::Synchronize(stream_);
   }
 
-  StatusOr<std::unique_ptr<cuda::Graph>> Capture() {
-    return cuda::Graph::Capture(stream_, [this] {
+  StatusOr<std::unique_ptr<cuda::Graph>> Capture(uint32_t pull_bytes) {
+    return cuda::Graph::Capture(stream_, [=, this] {
       cuda::CopyAsync(device_window_, window_, sizeof(cuda::LaneWindow), stream_);
       cuda::LaunchBegin(stream_, c_);
       const cuda::ActForm form = {acts_, act_bytes_, act_bytes_,
                                   static_cast<uint32_t>(layout_.form_offset(2))};
       for (uint32_t layer = 0; layer < kLayers; ++layer) {
         cuda::LaunchPlan(stream_, c_, layer, n_rows_, routed_, &form, 1);
+        if (pull_bytes > 0) {
+          cuda::Follow(stream_, copies_);
+          cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, pull_bytes / 3 * 2,
+                                 kCopy);
+          cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kDown, pull_bytes / 3,
+                                 kCopy);
+          cuda::Follow(copies_, stream_);
+        }
         cuda::LaunchWait(stream_, c_, layer);
       }
       cuda::EndCopies end = {};
@@ -222,10 +261,10 @@ class Doorbell {
 
   uint32_t n_rows_ = 1;
   ExchangeLayout layout_ = {};
-  std::unique_ptr<Segment> exchange_, beside_;
+  std::unique_ptr<Segment> exchange_, beside_, arena_;
   pid_t child_ = -1;
   cuda::CardFacts card_;
-  CUstream_st* stream_ = nullptr;
+  CUstream_st *stream_ = nullptr, *copies_ = nullptr;
   cuda::Timer* timer_ = nullptr;
   cuda::LaneConstants c_ = {};
   cuda::LaneWindow *window_ = nullptr, *device_window_ = nullptr;
@@ -239,13 +278,16 @@ class Doorbell {
 Status Main(uint32_t n_rows) {
   Doorbell bench;
   LODE_RETURN_IF_ERROR(bench.Start(n_rows));
-  double quiet_spread = 0, ring_spread = 0;
-  LODE_ASSIGN_OR_RETURN(const double quiet, bench.Measure(false, &quiet_spread));
-  LODE_ASSIGN_OR_RETURN(const double ring, bench.Measure(true, &ring_spread));
-  std::printf("chain of %u layers (plan and wait): %.2f us per layer without a bell, %.2f with bell and "
-              "answer: doorbell %.2f us per layer (quartiles %.2f, %.2f)\n",
-              kLayers, quiet / kLayers, ring / kLayers, (ring - quiet) / kLayers,
-              quiet_spread / kLayers, ring_spread / kLayers);
+  for (const uint32_t pull_bytes : kPullBytes) {
+    double quiet_spread = 0, ring_spread = 0;
+    LODE_ASSIGN_OR_RETURN(const double quiet, bench.Measure(false, pull_bytes, &quiet_spread));
+    LODE_ASSIGN_OR_RETURN(const double ring, bench.Measure(true, pull_bytes, &ring_spread));
+    std::printf(
+        "chain of %u layers (plan, pulls of %.1f MB, wait): %.2f us per layer without a bell, "
+        "%.2f with bell and answer: doorbell %.2f us per layer (quartiles %.2f, %.2f)\n",
+        kLayers, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet / kLayers, ring / kLayers,
+        (ring - quiet) / kLayers, quiet_spread / kLayers, ring_spread / kLayers);
+  }
   LODE_RETURN_IF_ERROR(bench.StopTest());
   std::printf("stopped host: the window reached its end in shared memory\n");
   return OkStatus();

@@ -2,11 +2,15 @@
 # The engine on a card: bits first, then the doorbell, then windows of full-shape synthetic models; a short table last.
 # Usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]
 #   BUNDLE    an unpacked deploy/bundle.sh archive with the test programs in bin (deploy/bundle.sh BUILD OUT bit_matrix_test
-#             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell)
-#   SECTION   any of: probe kernels worker bits_demo bits_synth kill faults doorbell chat bench_q2 bench_iq3 bench_q4 sanitize
-#             (default: all but sanitize)
+#             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell link_bench)
+#   SECTION   any of: probe kernels worker bits_demo bits_synth kill faults doorbell link chat bench_q2 bench_iq3 bench_q4 vram_q2
+#             vram_iq3 vram_q4 memcheck initcheck racecheck (default: all but vram_* and the sanitizers)
+#             bench_*: 12 GiB of device memory; vram_*: 24, 12 and 8 GiB
 #   LODE_TEST_SOURCES   folder with tests/models (default: this repository)
-#   LODE_SECTION_SECONDS   limit of one section (default 240)
+#   LODE_SECTION_SECONDS   limit of one section (default 240). A synthetic model of 48 layers takes 31 s (q2_0), 54 s (iq3_s) or 69 s
+#             (ud_q4_k_xl) to make, a row count some 5 s
+#   LODE_BENCH_LAYERS      layers of the synthetic models (default 48); with 12 a section ends in half a minute, budgets shrink along
+#   LODE_BENCH_WINDOWS     timed windows (default 40)
 # A section that fails or takes too long does not stop the others. Logs: OUTDIR/SECTION.log; table: OUTDIR/engine.txt. Exit status:
 # 0 when every section passed.
 # Sections that only run when named, and the programs they need beside the others: drafts (bits of guessing: cuda_kernels_test
@@ -31,12 +35,19 @@ ulimit -l unlimited 2>/dev/null
 bin=$bundle/bin
 flagship=synth:qwen3.8-flash-next
 gib=$((1024 * 1024 * 1024))
+layers=${LODE_BENCH_LAYERS:-48}
 
-bench() {  # NAME PACK [key=value...]
-  local name=$1 pack=$2
-  shift 2
-  LODE_BENCH_ROUTING=1 "$bin/window_bench" "$flagship,pack=$pack" "name=$name" "vram=$((12 * gib))" "$@"
+# Device memory of a worker whose model has fewer layers: 2 GiB are embedding, head, graphs and reserve whatever the depth.
+budget() { echo $((2 * gib + ($1 - 2) * gib * layers / 48)); }
+bench() {  # NAME PACK GIB[,GIB...] [key=value...]
+  local name=$1 pack=$2 sizes="" size
+  for size in ${3//,/ }; do sizes+=${sizes:+,}$(budget "$size"); done
+  shift 3
+  LODE_BENCH_ROUTING=1 "$bin/window_bench" "$flagship,pack=$pack,layers=$layers" "name=$name" "vram=$sizes" \
+    "windows=${LODE_BENCH_WINDOWS:-40}" "$@"
 }
+# Prompts in windows of 1 to 8 rows through graphs, lanes and CPU workers; deadlines times 100.
+sanitize() { LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool "$1" "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1; }
 chat() {  # the command line through a private stack, cuda against cpu: same text, same logits
   local device
   for device in cpu cuda; do
@@ -61,17 +72,23 @@ run() {
     kill) "$bin/engine_kill_test" --gtest_brief=1 ;;
     faults) "$bin/fault_points_test" --gtest_brief=1 ;;
     doorbell) "$bin/doorbell" 1 && "$bin/doorbell" 4 && "$bin/doorbell" 8 ;;
+    link) "$bin/link_bench" ;;
     chat) chat ;;
-    bench_q2) bench q2_0 q2_0 && bench q2_0-balanced q2_0 split=balanced ;;
-    bench_iq3) bench iq3_s iq3_s ;;
-    bench_q4) bench ud_q4_k_xl ud_q4_k_xl ;;
-    sanitize) compute-sanitizer --tool memcheck "$bin/cuda_worker_test" --gtest_filter='*LogitsAre*' --gtest_brief=1 &&
-      compute-sanitizer --tool initcheck "$bin/cuda_worker_test" --gtest_filter='*LogitsAre*' --gtest_brief=1 ;;
+    bench_q2) bench q2_0 q2_0 12 split=fixed,balanced ;;
+    bench_iq3) bench iq3_s iq3_s 12 split=fixed,balanced ;;
+    bench_q4) bench ud_q4_k_xl ud_q4_k_xl 12 split=fixed,balanced ;;
+    vram_q2) bench q2_0 q2_0 24,12,8 ;;
+    vram_iq3) bench iq3_s iq3_s 24,12,8 ;;
+    vram_q4) bench ud_q4_k_xl ud_q4_k_xl 24,12,8 ;;
+    memcheck | initcheck) sanitize "$1" ;;
+    # A product of each family of types: every shape, in less than a minute.
+    racecheck) CUDA_MODULE_LOADING=LAZY compute-sanitizer --error-exitcode 1 --tool racecheck "$bin/cuda_kernels_test" --gtest_brief=1 \
+      --gtest_filter="${LODE_RACECHECK_FILTER:-*CudaQuantize*}" ;;
     *) echo "no section $1"; return 2 ;;
   esac
 }
-export -f run bench chat
-export bin bundle flagship gib out
+export -f run bench budget sanitize chat
+export bin bundle flagship gib layers out
 
 failed=0
 for section in "${sections[@]}"; do
@@ -86,9 +103,11 @@ for section in "${sections[@]}"; do
     drafts | acceptance | replay) grep -E "^figure|PASSED|FAILED" "$out/$section.log" ;;
     probe) tail -n 6 "$out/$section.log" ;;
     doorbell) grep -E "doorbell|stopped" "$out/$section.log" ;;
+    link) tail -n 60 "$out/$section.log" ;;
+    *check) grep -E "ERROR SUMMARY|RACECHECK SUMMARY|tests ran|PASSED|FAILED" "$out/$section.log" ;;
     bits_*) tail -n 1 "$out/$section.log" ;;
     chat) tail -n 4 "$out/$section.log" ;;
-    bench_*) grep -E "^\[|stages|ready|failed|vram|nodes" "$out/$section.log" | grep -v "\[info\]" ;;
+    bench_* | vram_*) grep -E "^\[|stages|ceiling|swaps|ready|failed|vram|nodes" "$out/$section.log" | grep -v "\[info\]" ;;
     kernels | worker | kill | faults) tail -n 3 "$out/$section.log" ;;
   esac | sed 's/^/    /' | cut -c1-600 | tee -a "$table"
 done

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct Case {
   std::vector<uint16_t> residency;
   LaneShape shape;
   LaneSplit split;
+  uint32_t staged_max;  // experts that the staging area holds
 };
 
 Case RandomCase(std::mt19937* rng) {
@@ -41,6 +43,7 @@ Case RandomCase(std::mt19937* rng) {
   }
   c.split.cpu_lane_down = (*rng)() % 5 == 0;
   c.split.share_256 = (*rng)() % (kShareOne + 1);
+  c.staged_max = (*rng)() % 3 == 0 ? 0 : (*rng)() % 20;
   return c;
 }
 
@@ -74,7 +77,9 @@ TEST(LaneWork, PlanEqualsTheHostsInEveryField) {
 
 // Everything that is made of one plan, from made-up memory.
 struct Built {
-  explicit Built(const Case& c) : arena(1 << 20), slots(1 << 20), table(kJobExpertsMax) {
+  explicit Built(const Case& c)
+      : arena(1 << 20), slots(1 << 20), area(1 << 20), list(new ExpertList), staged(new ExpertList),
+        pieces(new StagedPieces), table(kJobExpertsMax) {
     place.slots = slots.data();
     place.slot_bytes = 900;
     place.up_offset = 300;
@@ -88,16 +93,19 @@ struct Built {
     LaneWindow window = {};
     window.window = 77;
     window.generation = 3;
-    BuildExpertList(g, work, c.shape, place, &list);
+    BuildExpertLists(g, work, c.shape, place, {area.data(), kPieceBytes, c.staged_max, 0},
+                     {list.get(), staged.get(), pieces.get()});
     BuildResultTable(g, work, RowCount(c), c.shape, device.data(), worker.data(), table.data());
     BuildJob(g, work, window, c.shape, 2, RowCount(c), kActQ64, &job);
     AddCounts(g, work, RowCount(c), c.shape, by_lane, row_lookups);
   }
-  std::vector<uint8_t> arena, slots;
+  static constexpr uint64_t kPieceBytes = 1024;
+  std::vector<uint8_t> arena, slots, area;
   std::vector<float> device{0}, worker{0};
   LayerPlace place = {};
   LaneWork work;
-  ExpertList list;
+  std::unique_ptr<ExpertList> list, staged;
+  std::unique_ptr<StagedPieces> pieces;
   ExpertJob job = {};
   std::vector<const float*> table;
   uint32_t by_lane[kLanes] = {}, row_lookups[kWindowRowsMax][kLanes] = {};
@@ -117,10 +125,26 @@ void CheckHit(const Case& c, const Built& b, const PlannedExpert& e, const Exper
   CheckRows(e, entry.rows, entry.order);
 }
 
-void CheckPull(const Built& b, const PlannedExpert& e, const ExpertEntry* entries) {
+// Rank `rank` of the pulls: while there is room its pieces are copied and the entry names the copy.
+void CheckPull(const Case& c, const Built& b, const PlannedExpert& e, uint32_t rank) {
+  const bool staged = rank < c.staged_max;
+  const ExpertEntry* entries = staged
+                                   ? &b.staged->entries[rank * kNodes]
+                                   : &b.list->entries[(rank - c.staged_max) * kNodes];
+
   for (uint32_t n = 0; n < kNodes; ++n) {
     const ExpertEntry& entry = entries[n];
-    EXPECT_EQ(entry.gate, b.arena.data() + n * 300'000 + e.expert * 1000);
+    const uint8_t* from = b.arena.data() + n * 300'000 + e.expert * 1000;
+    if (staged) {
+      const StagedPiece& piece = b.pieces->pieces[rank * kNodes + n];
+      EXPECT_EQ(piece.from, from);
+      EXPECT_EQ(piece.to, b.area.data() + (rank * kNodes + n) * Built::kPieceBytes);
+      EXPECT_EQ(piece.down_at, 400u);
+      EXPECT_EQ(piece.bytes, 1000u);
+      from = piece.to;
+    }
+    EXPECT_EQ(entry.gate, from);
+    EXPECT_EQ(entry.up, entry.gate + 200);
     EXPECT_EQ(entry.down, entry.gate + 400);
     EXPECT_EQ(entry.width_begin, 16 * n);
     EXPECT_EQ(entry.hidden_end, 32 * (n + 1));
@@ -145,8 +169,12 @@ TEST(LaneWork, ListTableAndJobNameThePlannedExperts) {
     const Case c = RandomCase(&rng);
     const Built b(c);
     uint32_t pulled = 0, hits = 0, cpu = 0;
-    ASSERT_EQ(b.list.n_slow, b.work.n_by_lane[1] * kNodes);
-    ASSERT_EQ(b.list.n_entries, b.list.n_slow + b.work.n_by_lane[0]);
+    const uint32_t pulls = b.work.n_by_lane[1], copied = std::min(pulls, c.staged_max);
+    ASSERT_EQ(b.list->n_slow, (pulls - copied) * kNodes);
+    ASSERT_EQ(b.list->n_entries, b.list->n_slow + b.work.n_by_lane[0]);
+    ASSERT_EQ(b.staged->n_slow, 0u);
+    ASSERT_EQ(b.staged->n_entries, copied * kNodes);
+    ASSERT_EQ(b.pieces->n, copied * kNodes);
     for (uint32_t p = 0; p < b.work.n_experts; ++p) {
       const PlannedExpert& e = b.work.experts[p];
       if (e.lane == static_cast<uint32_t>(Lane::kCpu)) {
@@ -154,9 +182,9 @@ TEST(LaneWork, ListTableAndJobNameThePlannedExperts) {
         EXPECT_EQ(j.expert, e.expert);
         CheckRows(e, j.rows, j.order);
       } else if (e.lane == static_cast<uint32_t>(Lane::kHit)) {
-        CheckHit(c, b, e, b.list.entries[b.list.n_slow + hits++]);
+        CheckHit(c, b, e, b.list->entries[b.list->n_slow + hits++]);
       } else {
-        CheckPull(b, e, &b.list.entries[pulled++ * kNodes]);
+        CheckPull(c, b, e, pulled++);
       }
       CheckTable(c, b, e);
     }
