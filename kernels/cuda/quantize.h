@@ -61,16 +61,21 @@ LODE_DEVICE void StoreForm(const ActForm& form, uint32_t len, const LanePlace& a
   }
 }
 
-// Quantises 8 values per lane; all lanes of the warp call it for the same row. Lanes that are not
-// inside pass zeros. False in every lane when a value of the warp is not finite.
-LODE_DEVICE bool StoreForms(const ActForms& forms, const LanePlace& at,
-                            const float (&v)[kLaneColumns]) {
+// Bits of the largest magnitude of 32 columns: four neighbouring lanes.
+LODE_DEVICE uint32_t LargestOf32(const float (&v)[kLaneColumns]) {
   uint32_t amax = 0;
   LODE_UNROLL
   for (uint32_t i = 0; i < kLaneColumns; ++i)
     amax = Larger(amax, canonical::BitsOf(v[i]) & 0x7fffffffu);
   amax = Larger(amax, ShuffleXor(amax, 1));
-  const uint32_t of32 = Larger(amax, ShuffleXor(amax, 2));
+  return Larger(amax, ShuffleXor(amax, 2));
+}
+
+// Quantises 8 values per lane; all lanes of the warp call it for the same row. Lanes that are not
+// inside pass zeros. False in every lane when a value of the warp is not finite.
+LODE_DEVICE bool StoreForms(const ActForms& forms, const LanePlace& at,
+                            const float (&v)[kLaneColumns]) {
+  const uint32_t of32 = LargestOf32(v);
   const uint32_t of64 = Larger(of32, ShuffleXor(of32, 4));
   const uint32_t of128 = Larger(of64, ShuffleXor(of64, 8));
   const uint32_t of256 = Larger(of128, ShuffleXor(of128, 16));
