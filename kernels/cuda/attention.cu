@@ -313,11 +313,17 @@ LODE_DEVICE void LocateCells(const AttendLaunch& a, uint32_t row, uint32_t kv_he
     out->scale[i] = reinterpret_cast<const float*>(block + scales)[cell];
   }
 }
-LODE_DEVICE float CellValue(KvType type, const uint8_t* cell, float scale, uint32_t i) {
-  if (type == KvType::kQ8)
+// The type is a constant of the kernel: with a choice at run time every load would wait for the
+// last.
+template <KvType kType>
+LODE_DEVICE float CellValue(const uint8_t* cell, float scale, uint32_t i) {
+  if constexpr (kType == KvType::kQ8) {
     return canonical::Mul(static_cast<float>(static_cast<int8_t>(cell[i])), scale);
-  if (type == KvType::kF16) return canonical::FromF16(reinterpret_cast<const uint16_t*>(cell)[i]);
-  return reinterpret_cast<const float*>(cell)[i];
+  } else if constexpr (kType == KvType::kF16) {
+    return canonical::FromF16(reinterpret_cast<const uint16_t*>(cell)[i]);
+  } else {
+    return reinterpret_cast<const float*>(cell)[i];
+  }
 }
 
 LODE_DEVICE uint32_t ChunksOf(const AttendLaunch& a) {
@@ -376,7 +382,9 @@ LODE_DEVICE void CellScores(const float* q, uint32_t heads, uint32_t dim, uint32
 
 // Scores of a quarter of a chunk under all query heads of one KV head: a warp has two cells in
 // registers, the block its query heads in shared memory.
-LODE_KERNEL(kThreads) AttendScoresKernel(AttendLaunch a) {
+template <KvType kType>
+LODE_KERNEL(kThreads)
+AttendScoresKernel(AttendLaunch a) {
   LetNextStart();
   WaitForPrevious();
   using namespace canonical;
@@ -407,8 +415,8 @@ LODE_KERNEL(kThreads) AttendScoresKernel(AttendLaunch a) {
         const uint32_t i = c < warp_cells ? mine + c : mine;
         LODE_UNROLL
         for (uint32_t j = 0; j < kLaneDims; ++j)
-          k[c][j] = 32 * j + lane < s.dim ? CellValue(a.cache.type, a.cache.pool + cells.at[i],
-                                                      cells.scale[i], 32 * j + lane)
+          k[c][j] = 32 * j + lane < s.dim ? CellValue<kType>(a.cache.pool + cells.at[i],
+                                                             cells.scale[i], 32 * j + lane)
                                           : 0.0f;
       }
     }
@@ -437,7 +445,9 @@ constexpr uint32_t kSumHeads =
     4;  // query heads of one block: their sums share a pass over the cells
 
 // Weighted values and weights of one chunk, for kSumHeads query heads of one KV head.
-LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
+template <KvType kType>
+LODE_KERNEL(kAttendHeadDimMax)
+AttendSumsKernel(AttendLaunch a) {
   LetNextStart();
   WaitForPrevious();
   using namespace canonical;
@@ -476,7 +486,7 @@ LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
     LODE_UNROLL
     for (uint32_t i = 0; i < kAhead; ++i) {
       const uint32_t c = base + i < n ? base + i : n - 1;
-      v[i] = CellValue(a.cache.type, a.cache.pool + a.cache.v + cells.at[c], cells.scale[c], d);
+      v[i] = CellValue<kType>(a.cache.pool + a.cache.v + cells.at[c], cells.scale[c], d);
     }
     LODE_UNROLL
     for (uint32_t i = 0; i < kAhead; ++i) {
@@ -551,14 +561,34 @@ void LaunchAttentionSelect(CUstream_st* stream, const AttentionSelectArgs& args,
   LaunchAhead(stream, {n_rows}, kSelectThreads, 0, &SelectKernel, args);
 }
 
-void LaunchAttend(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
+namespace {
+
+template <KvType kType>
+void LaunchScoresAndSums(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
   const uint32_t chunks = (args.cells_max + kAttendChunk - 1) / kAttendChunk;
   LaunchAhead(stream, {chunks * kChunkParts, s.kv_heads, n_rows}, kThreads,
-              sizeof(float) * QueryHeads(s) * s.dim, &AttendScoresKernel, args);
+              sizeof(float) * QueryHeads(s) * s.dim, &AttendScoresKernel<kType>, args);
   const uint32_t sets = (s.heads / s.kv_heads + kSumHeads - 1) / kSumHeads;
   LaunchAhead(stream, {chunks, s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0,
-              &AttendSumsKernel, args);
+              &AttendSumsKernel<kType>, args);
+}
+
+}  // namespace
+
+void LaunchAttend(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
+  const AttentionShape& s = args.shape;
+  switch (args.cache.type) {
+    case KvType::kQ8:
+      LaunchScoresAndSums<KvType::kQ8>(stream, args, n_rows);
+      break;
+    case KvType::kF16:
+      LaunchScoresAndSums<KvType::kF16>(stream, args, n_rows);
+      break;
+    case KvType::kF32:
+      LaunchScoresAndSums<KvType::kF32>(stream, args, n_rows);
+      break;
+  }
   LaunchAhead(stream, {(s.heads * s.dim + kThreads - 1) / kThreads, n_rows}, kThreads, 0,
               &AttendJoinKernel, args);
 }

@@ -15,8 +15,9 @@ constexpr uint32_t kHeadThreads = 256;  // of a block that treats one head of on
 constexpr uint32_t kStepThreads = 64;   // of the recurrence: 16 value columns
 constexpr uint32_t kLanesPerColumn = 4;
 constexpr uint32_t kStepColumns = kStepThreads / kLanesPerColumn;
-constexpr uint32_t kTapsAhead = 4;  // of the convolution, loads in flight
-constexpr float kL2Eps = 1e-6f;     // inside the root, added to the sum
+constexpr uint32_t kLaneDims = kHeadThreads / 32;  // values of a head per lane of a warp
+constexpr uint32_t kTapsAhead = 4;                 // of the convolution, loads in flight
+constexpr float kL2Eps = 1e-6f;                    // inside the root, added to the sum
 static_assert(kStepColumns == kDeltaColumns);
 
 LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
@@ -50,10 +51,14 @@ LODE_KERNEL(kHeadThreads) DeltaConvKernel(DeltaConvArgs a) {
       LODE_UNROLL
       for (uint32_t t = 0; t < kTapsAhead; ++t) {
         const uint32_t back = d.taps - 1 - (base + t);
-        if (base + t >= d.taps || r.position < back) continue;
-        x[t] = back <= row - seq.first_row
-                   ? a.qkv[static_cast<size_t>(row - back) * width + channel]
-                   : a.conv[RingAt(seq.slot, r.position - back, width) + channel];
+        // A choice of addresses, not of loads: all are on their way together. A tap that is left
+        // out reads the row itself.
+        const bool real = base + t < d.taps && r.position >= back;
+        const float* from = a.qkv + static_cast<size_t>(row) * width + channel;
+        if (real && back <= row - seq.first_row) from -= static_cast<size_t>(back) * width;
+        if (real && back > row - seq.first_row)
+          from = a.conv + RingAt(seq.slot, r.position - back, width) + channel;
+        x[t] = *from;
         if (base != 0) weight[t] = a.conv_weight[static_cast<size_t>(base + t) * width + channel];
       }
       LODE_UNROLL
@@ -230,10 +235,24 @@ LODE_KERNEL(kHeadThreads) DeltaGateKernel(DeltaGateArgs a) {
        h += kHeadThreads / 32) {
     float* o = a.o + at + h * a.dim;
     const float* z = a.z + at + h * a.dim;
-    const float mean = Div(WarpDot(o, o, a.dim), static_cast<float>(a.dim));
+    float own[kLaneDims], gate[kLaneDims];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kLaneDims; ++j) {
+      const uint32_t i = 32 * j + lane < a.dim ? 32 * j + lane : lane % a.dim;
+      own[j] = o[i], gate[j] = z[i];
+    }
+    float p = 0;
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kLaneDims; ++j) {
+      if (32 * j + lane < a.dim) p = Fma(own[j], own[j], p);
+    }
+    const float mean = Div(JoinLanes(p), static_cast<float>(a.dim));
     const float scale = InvSqrt(Add(mean, a.eps));
-    for (uint32_t i = lane; i < a.dim; i += 32) {
-      const float y = Mul(Mul(Mul(o[i], scale), a.norm[i]), Sigmoid(z[i]));
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kLaneDims; ++j) {
+      const uint32_t i = 32 * j + lane;
+      if (i >= a.dim) continue;
+      const float y = Mul(Mul(Mul(own[j], scale), a.norm[i]), Sigmoid(gate[j]));
       out[h * a.dim + i] = y;
       o[i] = y;
     }

@@ -23,12 +23,13 @@ inline constexpr bool kStaged = requires {
 
 inline constexpr uint32_t kCopyBytes = 16;
 
-// Rows of a product: runs of part_rows rows that lie one behind the other, part_bytes from run to
-// run.
+// Rows of a product: `parts` runs of rows that lie one behind the other, part_bytes from run to
+// run. A run has room for part_rows rows, of which `valid` exist: row r of run p is p * part_rows +
+// r everywhere below. With more than one run, part_rows is a multiple of kGroupRows.
 struct DenseTile {
   const uint8_t* w;
   size_t row_bytes, part_bytes;
-  uint32_t part_rows, n_rows;
+  uint32_t parts, part_rows, valid;
 };
 
 // Shared memory of one run: its bytes with what stands around them in whole copies.
@@ -40,24 +41,19 @@ LODE_FN uint32_t DenseTermFloats(uint32_t rows, uint32_t n_acts, uint32_t n_bloc
   return (rows * n_acts * (n_blocks | 1u) + 3) / 4 * 4;  // what follows stays aligned
 }
 
+LODE_DEVICE uint32_t BytesBefore(const uint8_t* p) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) % kCopyBytes;
+}
 // Starts the copies of a tile.
 LODE_DEVICE void StageTile(const DenseTile& tile, uint8_t* to) {
-  const uint32_t parts = (tile.n_rows + tile.part_rows - 1) / tile.part_rows;
   const uint32_t stage = PartStageBytes(tile.part_rows, tile.row_bytes);
-  for (uint32_t part = 0; part < parts; ++part) {
+  for (uint32_t part = 0; part < tile.parts; ++part) {
     const uint8_t* from = tile.w + part * tile.part_bytes;
-    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) % kCopyBytes;
-    const uint32_t end = before + static_cast<uint32_t>(tile.part_rows * tile.row_bytes);
+    const uint32_t before = BytesBefore(from);
+    const uint32_t end = before + tile.valid * static_cast<uint32_t>(tile.row_bytes);
     for (uint32_t at = kCopyBytes * ThreadId(); at < end; at += kCopyBytes * ThreadCount())
       CopyAhead16(to + part * stage + at, from - before + at);
   }
-}
-LODE_DEVICE const uint8_t* StagedRow(const DenseTile& tile, const uint8_t* staged, uint32_t row) {
-  const uint32_t r = row < tile.n_rows ? row : tile.n_rows - 1, part = r / tile.part_rows;
-  const uint8_t* from = tile.w + part * tile.part_bytes;
-  const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) % kCopyBytes;
-  return staged + part * PartStageBytes(tile.part_rows, tile.row_bytes) + before +
-         (r - part * tile.part_rows) * static_cast<uint32_t>(tile.row_bytes);
 }
 
 // As LoadRuns, from a form in shared memory.
@@ -87,7 +83,9 @@ LODE_DEVICE void DenseTerms(const DenseTile& tile, const uint8_t* staged, const 
   using namespace canonical;
   static_assert(kStaged<F> && !F::kRunScales && F::kMins == decode::kNoMins);
   const uint32_t n_chunks = columns / 32, stride = n_chunks / F::kChunks | 1u;
-  const uint32_t units = (tile.n_rows + kGroupRows - 1) / kGroupRows * n_chunks;
+  const uint32_t row_bytes = static_cast<uint32_t>(tile.row_bytes);
+  const uint32_t n_rows = tile.parts * tile.part_rows;
+  const uint32_t units = (n_rows + kGroupRows - 1) / kGroupRows * n_chunks;
   const auto load = [&](uint32_t a, uint32_t block, uint32_t k) {
     if constexpr (kSharedForm) return SharedRuns<F>(form, a, block, k);
     return LoadRuns<F>(form, acts[a], block, k);
@@ -99,15 +97,19 @@ LODE_DEVICE void DenseTerms(const DenseTile& tile, const uint8_t* staged, const 
     const uint32_t chunk = active ? mine - group * n_chunks : mine % F::kChunks;
     const uint32_t block = chunk / F::kChunks, k = chunk % F::kChunks;
     ActRuns runs = load(0, block, k);
+    const uint32_t part = tile.parts == 1 ? 0 : group * kGroupRows / tile.part_rows;
+    const uint32_t first = group * kGroupRows - part * tile.part_rows;
+    const uint8_t* at = staged + part * PartStageBytes(tile.part_rows, tile.row_bytes) +
+                        BytesBefore(tile.w + part * tile.part_bytes) + block * F::kBytes;
+    const auto row_at = [&](uint32_t r) {  // rows that do not exist repeat the last
+      return at + (first + r < tile.valid ? first + r : tile.valid - 1) * row_bytes;
+    };
     DecodedRows<F> rows;
     LODE_UNROLL
-    for (uint32_t r = 0; r < kGroupRows; ++r)
-      F::DecodeStaged(StagedRow(tile, staged, group * kGroupRows + r) + block * F::kBytes, k,
-                      rows.code[r]);
+    for (uint32_t r = 0; r < kGroupRows; ++r) F::DecodeStaged(row_at(r), k, rows.code[r]);
     LODE_UNROLL
     for (uint32_t i = 0; i < kLaneTerms<F>; ++i)
-      rows.d[i] = F::ScaleStaged(StagedRow(tile, staged, group * kGroupRows + TermRow<F>(k, i)) +
-                                 block * F::kBytes);
+      rows.d[i] = F::ScaleStaged(row_at(TermRow<F>(k, i)));
     LODE_NO_UNROLL
     for (uint32_t a = 0; a < n_acts; ++a) {
       ActRuns next;
@@ -120,7 +122,7 @@ LODE_DEVICE void DenseTerms(const DenseTile& tile, const uint8_t* staged, const 
       LODE_UNROLL
       for (uint32_t i = 0; i < kLaneTerms<F>; ++i) {
         const uint32_t row = group * kGroupRows + TermRow<F>(k, i);
-        if (active && k < kGroupRows && row < tile.n_rows)
+        if (active && k < kGroupRows && row < n_rows)
           terms[(row * n_acts + a) * stride + block] =
               Mul(static_cast<float>(isum[i]), Mul(rows.d[i], runs.d));
       }
@@ -179,39 +181,57 @@ LODE_DEVICE void QuantizeNarrow(const NarrowProduct& p, const ActForm& form, flo
   for (uint32_t base = ThreadId() / 32 * 32; base < all; base += ThreadCount()) {
     const uint32_t mine = base + ThreadId() % 32, row = mine / per_row;
     const LanePlace at = {row, (mine - row * per_row) * kLaneColumns, mine < all};
-    float v[kLaneColumns];
-    LODE_UNROLL
-    for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = 0.0f;
-    if (at.inside) {
-      const float* x = p.x + static_cast<size_t>(row) * p.columns + at.column;
+    Eight x = LoadEight(p.x + static_cast<size_t>(row) * p.columns + at.column,
+                        at.inside ? kLaneColumns : 0, true);
+    if (p.streams != 0 && at.inside) {
       LODE_UNROLL
-      for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = x[i];
-      if (p.streams != 0) {
-        LODE_UNROLL
-        for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = Silu(Mul(v[i], inverse));
-      }
+      for (uint32_t i = 0; i < kLaneColumns; ++i) x.v[i] = Silu(Mul(x.v[i], inverse));
     }
-    const uint32_t of32 = LargestOf32(v);
-    StoreForm(form, 32, at, v, of32);
+    const uint32_t of32 = LargestOf32(x.v);
+    StoreForm(form, 32, at, x.v, of32);
     if (of32 >= kInfinityBits && BlockX() == 0) ReportNotFinite(p.check, row);
   }
 }
 
+inline constexpr uint32_t kMixStreams =
+    4;  // whose chains and sigmoids one thread has going at once
+
+// Normed values of kMixStreams streams from s on, for item i of the mix: (row, column of the
+// block).
+LODE_DEVICE void LoadNormed(const NarrowProduct& p, uint32_t i, uint32_t first, uint32_t s,
+                            float (&normed)[kMixStreams]) {
+  const float* at = p.normed + static_cast<size_t>(i / kNarrowRows) * p.streams * p.rows + first +
+                    i % kNarrowRows;
+  LODE_UNROLL
+  for (uint32_t k = 0; k < kMixStreams; ++k)
+    normed[k] = i < p.n_rows * kNarrowRows && s + k < p.streams
+                    ? at[static_cast<size_t>(s + k) * p.rows]
+                    : 0.0f;
+}
+
 // Columns first..first + kNarrowRows of the mix, from the terms of all streams; then their form.
+// normed: of this thread's first item.
 template <class F>
 LODE_DEVICE void MixColumns(const NarrowProduct& p, const float* terms, uint32_t first,
-                            float inverse, float* mixed) {
+                            float inverse, float (&normed)[kMixStreams], float* mixed) {
   using namespace canonical;
   const uint32_t blocks = p.columns / F::kBlock, stride = blocks | 1u;
   for (uint32_t i = ThreadId(); i < p.n_rows * kNarrowRows; i += ThreadCount()) {
     const uint32_t act = i / kNarrowRows, c = i % kNarrowRows;
-    const float* normed = p.normed + static_cast<size_t>(act) * p.streams * p.rows + first + c;
     float x = 0;
-    for (uint32_t s = 0; s < p.streams; ++s) {
-      const float* chain = terms + ((s * kNarrowRows + c) * p.n_rows + act) * stride;
-      const float gated =
-          Mul(Sigmoid(AddTerms(0.0f, chain, blocks)), normed[static_cast<size_t>(s) * p.rows]);
-      x = s == 0 ? gated : Add(x, gated);
+    for (uint32_t s = 0; s < p.streams; s += kMixStreams) {
+      if (s != 0 || i != ThreadId()) LoadNormed(p, i, first, s, normed);
+      float gated[kMixStreams];
+      LODE_UNROLL
+      for (uint32_t k = 0; k < kMixStreams; ++k) {
+        const uint32_t of = s + k < p.streams ? s + k : s;  // a repeated one is not added
+        const float* chain = terms + ((of * kNarrowRows + c) * p.n_rows + act) * stride;
+        gated[k] = Mul(Sigmoid(AddTerms(0.0f, chain, blocks)), normed[k]);
+      }
+      LODE_UNROLL
+      for (uint32_t k = 0; k < kMixStreams; ++k) {
+        if (s + k < p.streams) x = s + k == 0 ? gated[k] : Add(x, gated[k]);
+      }
     }
     mixed[i] = Mul(x, inverse);
     p.y[static_cast<size_t>(act) * p.rows + first + c] = mixed[i];
@@ -239,12 +259,12 @@ NarrowKernel(NarrowProduct p) {
   const NarrowLayout l = LayOutNarrow<F>(p);
   uint8_t* shared = DynamicShared();
   const uint32_t first = BlockX() * kNarrowRows, left = p.rows - first;
-  const uint32_t part_rows = left < kNarrowRows ? left : kNarrowRows;
   const DenseTile tile = {.w = p.w + first * p.row_bytes,
                           .row_bytes = p.row_bytes,
                           .part_bytes = p.rows * p.row_bytes,
-                          .part_rows = part_rows,
-                          .n_rows = l.parts * part_rows};
+                          .parts = l.parts,
+                          .part_rows = kNarrowRows,
+                          .valid = left < kNarrowRows ? left : kNarrowRows};
   StageTile(tile, shared);
   const ActForm form = {.base = shared + l.form,
                         .stride = l.form_stride,
@@ -255,16 +275,18 @@ NarrowKernel(NarrowProduct p) {
   const float inverse = p.streams != 0 ? canonical::Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
   WaitForPrevious();
   if (BlockX() == 0) NarrowGates(p, inverse);
+  float normed[kMixStreams];
+  if (p.streams != 0) LoadNormed(p, ThreadId(), first, 0, normed);
   QuantizeNarrow(p, form, inverse);
   WaitForCopies();
   SyncBlock();
   DenseTerms<F, true>(tile, shared, form, nullptr, p.n_rows, p.columns, terms);
   SyncBlock();
   if (p.streams != 0) {
-    MixColumns<F>(p, terms, first, inverse, reinterpret_cast<float*>(shared + l.mixed));
+    MixColumns<F>(p, terms, first, inverse, normed, reinterpret_cast<float*>(shared + l.mixed));
     return;
   }
-  DenseChains<F>(tile.n_rows, p.n_rows, p.columns, terms,
+  DenseChains<F>(tile.valid, p.n_rows, p.columns, terms,
                  [&](uint32_t row, uint32_t act, float value) {
                    p.y[static_cast<size_t>(act) * p.rows + first + row] = value;
                  });

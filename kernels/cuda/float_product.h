@@ -9,12 +9,14 @@
 
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/forms.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/reduce.h"
 #include "shared/base/limits.h"
 
 namespace lode::cuda {
 
 inline constexpr uint32_t kFloatStageBytes = 40 * 1024;  // several blocks fit everywhere
+inline constexpr uint32_t kFloatStageMost = 88 * 1024;   // for one long row at a time
 inline constexpr uint32_t kFloatWarpsMin = 2;            // of a block
 inline constexpr uint32_t kFloatTileMax = 2;  // rows of W, and activation rows, of a block
 inline constexpr uint32_t kFloatPairs = kFloatTileMax * kFloatTileMax / kFloatWarpsMin;  // a warp's
@@ -30,7 +32,8 @@ inline FloatCut CutFloats(uint32_t n_acts, uint32_t columns) {
   FloatCut cut = {kFloatTileMax, n_acts < kFloatTileMax ? n_acts : kFloatTileMax, all};
   if ((cut.rows + cut.acts) * all <= fit) return cut;
   cut.rows = cut.acts = 1;
-  const uint32_t half = fit / 2 / 32 * 32;
+  const uint32_t most = shared_bytes_max < kFloatStageMost ? shared_bytes_max : kFloatStageMost;
+  const uint32_t half = most / sizeof(float) / 2 / 32 * 32;
   cut.stretch = all < half ? all : half;
   return cut;
 }
@@ -63,13 +66,22 @@ LODE_DEVICE float LoadValue(Format format, const uint8_t* row, uint32_t at) {
   return format == Format::kF16 ? HalfToFloat(half) : canonical::FromBits(half << 16);
 }
 
-// n columns from `first` of `rows` vectors into to[row][stretch]; row_of(r) is where vector r lies.
+// Behind WaitForCopies and a barrier: n columns from `first` of `rows` vectors in to[row][stretch];
+// row_of(r) is where vector r lies.
 template <class RowOf>
 LODE_DEVICE void FetchRows(Format format, uint32_t rows, uint32_t first, uint32_t n,
                            uint32_t stretch, bool whole, float* to, const RowOf& row_of) {
   if (!whole) {
     for (uint32_t i = ThreadId(); i < rows * n; i += ThreadCount())
       to[i / n * stretch + i % n] = LoadValue(format, row_of(i / n), first + i % n);
+    return;
+  }
+  if (format == Format::kF32) {
+    for (uint32_t r = 0; r < rows; ++r) {
+      const float* from = reinterpret_cast<const float*>(row_of(r)) + first;
+      for (uint32_t i = 4 * ThreadId(); i < n; i += 4 * ThreadCount())
+        CopyAhead16(to + r * stretch + i, from + i);
+    }
     return;
   }
   const uint32_t fours = n / 4, all = rows * fours;
@@ -90,14 +102,25 @@ LODE_DEVICE void FetchRows(Format format, uint32_t rows, uint32_t first, uint32_
 
 // The sum so far of one (weight row, activation row) pair over n more columns, by one warp.
 LODE_DEVICE float AddStretch(float sum, const float* w, const float* x, uint32_t n) {
-  constexpr uint32_t kAhead = 8;
+  constexpr uint32_t kBatch = 8;
   uint32_t i = ThreadId() % 32;
-  for (; i + 32 * (kAhead - 1) < n; i += 32 * kAhead) {
-    float a[kAhead], b[kAhead];
+  float a[kBatch], b[kBatch];
+  if (n >= 32 * kBatch) {
     LODE_UNROLL
-    for (uint32_t j = 0; j < kAhead; ++j) a[j] = w[i + 32 * j], b[j] = x[i + 32 * j];
+    for (uint32_t j = 0; j < kBatch; ++j) a[j] = w[i + 32 * j], b[j] = x[i + 32 * j];
+    for (; i + 32 * (2 * kBatch - 1) < n; i += 32 * kBatch) {
+      float c[kBatch], d[kBatch];  // on their way while a and b are added
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kBatch; ++j)
+        c[j] = w[i + 32 * (kBatch + j)], d[j] = x[i + 32 * (kBatch + j)];
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kBatch; ++j) sum = canonical::Fma(a[j], b[j], sum);
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kBatch; ++j) a[j] = c[j], b[j] = d[j];
+    }
     LODE_UNROLL
-    for (uint32_t j = 0; j < kAhead; ++j) sum = canonical::Fma(a[j], b[j], sum);
+    for (uint32_t j = 0; j < kBatch; ++j) sum = canonical::Fma(a[j], b[j], sum);
+    i += 32 * kBatch;
   }
   for (; i < n; i += 32) sum = canonical::Fma(w[i], x[i], sum);
   return sum;
@@ -136,6 +159,7 @@ LODE_DEVICE void StagedFloatProduct(Format format, const uint8_t* w, size_t row_
       return reinterpret_cast<const uint8_t*>(
           source.f + static_cast<size_t>(acts_of.row[first_act + a]) * source.f_stride);
     });
+    WaitForCopies();
     SyncBlock();
     LODE_UNROLL
     for (uint32_t k = 0; k < kFloatPairs; ++k) {

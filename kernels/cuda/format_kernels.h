@@ -83,8 +83,9 @@ LODE_DEVICE void StagedTile(const MatBatch& batch, const MatCut& cut, uint32_t t
       .w = task.w + first * task.row_bytes,
       .row_bytes = task.row_bytes,
       .part_bytes = batch.swiglu ? static_cast<size_t>(batch.tasks[t + 1].w - task.w) : 0,
-      .part_rows = n,
-      .n_rows = batch.swiglu ? 2 * n : n};
+      .parts = batch.swiglu ? 2u : 1u,
+      .part_rows = part,
+      .valid = n};
   float* terms = reinterpret_cast<float*>(DynamicShared());
   uint8_t* staged = DynamicShared() + cut.staged_at;
   StageTile(tile, staged);
@@ -106,12 +107,12 @@ LODE_DEVICE void StagedTile(const MatBatch& batch, const MatCut& cut, uint32_t t
     });
     return;
   }
-  DenseChains<F>(2 * n, acts, columns, terms,
+  DenseChains<F>(2 * part, acts, columns, terms,
                  [&](uint32_t row, uint32_t act, float value) { sums[row][act] = value; });
   SyncBlock();
   for (uint32_t i = ThreadId(); i < n * acts; i += ThreadCount()) {
     const uint32_t row = i % n, act = i / n;
-    y[listed->row[act] * stride + row] = Mul(Silu(sums[row][act]), sums[n + row][act]);
+    y[listed->row[act] * stride + row] = Mul(Silu(sums[row][act]), sums[part + row][act]);
   }
 }
 
@@ -178,7 +179,7 @@ uint32_t StagedAt(const MatBatch& b, const MatTask& task, uint32_t tile_rows, si
                            DenseTermFloats(tile_rows, b.n_rows, b.source.columns / F::kBlock);
     const uint32_t rows = b.swiglu ? 2 * PartStageBytes(tile_rows / 2, task.row_bytes)
                                    : PartStageBytes(tile_rows, task.row_bytes);
-    if (terms + rows > shared_bytes_max) return 0;
+    if (terms + rows > shared_bytes_max || std::getenv("LODE_CUDA_UNSTAGED") != nullptr) return 0;
     *bytes = terms + rows;
     return terms;
   } else {
@@ -228,7 +229,7 @@ template <class F>
 bool LaunchSwiglu(CUstream_st* stream, const MatBatch& batch, const ProductShape& shape) {
   MatBatch b = batch;
   b.swiglu = true;
-  return kStaged<F> && shape.tile_rows % 2 == 0 && TryLaunchMat<F>(stream, b, shape);
+  return kStaged<F> && shape.tile_rows % (2 * kGroupRows) == 0 && TryLaunchMat<F>(stream, b, shape);
 }
 
 // ---- listed experts

@@ -26,41 +26,6 @@ LODE_KERNEL(kThreads) RopeTablesKernel(RopeTables rope, const WindowBlock* windo
 
 constexpr uint32_t kNormThreads = 320;
 
-// Eight values from p on; those beyond `left` are zero. whole: p is 16-byte aligned.
-struct Eight {
-  float v[kLaneColumns];
-};
-LODE_DEVICE Eight LoadEight(const float* p, uint32_t left, bool whole) {
-  Eight out;
-  if (whole && left >= kLaneColumns) {
-    const Word4* from = reinterpret_cast<const Word4*>(p);
-    LODE_UNROLL
-    for (uint32_t i = 0; i < 2; ++i) {
-      const Word4 w = from[i];
-      out.v[4 * i] = canonical::FromBits(w.x), out.v[4 * i + 1] = canonical::FromBits(w.y);
-      out.v[4 * i + 2] = canonical::FromBits(w.z), out.v[4 * i + 3] = canonical::FromBits(w.w);
-    }
-    return out;
-  }
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i) out.v[i] = i < left ? p[i] : 0.0f;
-  return out;
-}
-LODE_DEVICE void StoreEight(float* p, const Eight& x, uint32_t left, bool whole) {
-  if (whole && left >= kLaneColumns) {
-    Word4* to = reinterpret_cast<Word4*>(p);
-    LODE_UNROLL
-    for (uint32_t i = 0; i < 2; ++i)
-      to[i] = Word4{canonical::BitsOf(x.v[4 * i]), canonical::BitsOf(x.v[4 * i + 1]),
-                    canonical::BitsOf(x.v[4 * i + 2]), canonical::BitsOf(x.v[4 * i + 3])};
-    return;
-  }
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i) {
-    if (i < left) p[i] = x.v[i];
-  }
-}
-
 // One stream of one row per block, eight columns per thread. A write that is still due is done on
 // the way.
 LODE_KERNEL(kNormThreads) HcNormKernel(HcNormArgs a) {

@@ -159,7 +159,11 @@ struct Grid {
 };
 // Set by OpenCard: launches may overlap.
 extern bool launches_overlap;
-inline constexpr size_t kSharedUnasked = 48 * 1024;  // bytes that any kernel gets
+// Dynamic shared memory that any kernel gets, beside what it has of its own.
+inline constexpr size_t kSharedUnasked = 40 * 1024;
+// From here on a kernel is told to prefer shared memory to L1: else the driver may leave it room
+// for two or three blocks.
+inline constexpr size_t kSharedMuch = 16 * 1024;
 template <class... P, class... A>
 inline void LaunchWith(cudaLaunchAttribute* attributes, uint32_t n_attributes, Stream stream,
                        Grid grid, uint32_t threads, size_t shared, void (*kernel)(P...),
@@ -168,6 +172,10 @@ inline void LaunchWith(cudaLaunchAttribute* attributes, uint32_t n_attributes, S
     (void)cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared));
+  if (shared > kSharedMuch)
+    (void)cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
   config.blockDim = dim3(threads);

@@ -1,6 +1,6 @@
 // Router and combination of experts on the device: logits of a float matrix, with the forms of the
 // layer's input that are still missing made beside them; softmax in the canonical order and the
-// total order over (probability bits, lower id), one warp per row; weighted sums in routing order.
+// total order over (probability bits, lower id); weighted sums in routing order.
 // Formulas: docs/design/arithmetic.md, "Operators". Called by gpu_worker/cuda_device.cc.
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/quantize.h"
@@ -105,52 +105,57 @@ LODE_DEVICE LaneBest BestOfLane(const uint32_t (&rank)[kLaneExperts]) {
   return best;
 }
 
-LODE_KERNEL(32) RouteKernel(RouteArgs a) {
+// A row per block: all threads make the probabilities, the first warp adds and chooses. Little
+// code, because a launch of one block waits for every line of it.
+LODE_KERNEL(kThreads) RouteKernel(RouteArgs a) {
   LetNextStart();
   WaitForPrevious();
   using namespace canonical;
+  LODE_SHARED float e[kExpertsMax];
+  LODE_SHARED float warp_top[kThreads / 32];
+  LODE_SHARED float total;
   LODE_SHARED float chosen[kExpertsUsedMax];
-  const uint32_t row = BlockX(), lane = ThreadId(), n = (a.experts + 31) / 32;
+  const uint32_t row = BlockX(), t = ThreadId(), lane = t % 32;
   const float* logits = a.logits + static_cast<size_t>(row) * a.experts;
-  float e[kLaneExperts];
   float top = FromBits(0xff800000u);
-  LODE_UNROLL
-  for (uint32_t j = 0; j < kLaneExperts; ++j) {
-    e[j] = 32 * j + lane < a.experts ? logits[32 * j + lane] : FromBits(0xff800000u);
-    top = Max(top, e[j]);
+  for (uint32_t i = t; i < a.experts; i += kThreads) {
+    e[i] = logits[i];
+    top = Max(top, e[i]);
   }
   top = WarpMax(top);
-  float p = 0;
-  LODE_UNROLL
-  for (uint32_t j = 0; j < kLaneExperts; ++j) {
-    if (j < n && 32 * j + lane < a.experts) {
-      e[j] = Exp(Sub(e[j], top));
-      p = Add(p, e[j]);
-    }
+  if (lane == 0) warp_top[t / 32] = top;
+  SyncBlock();
+  for (uint32_t w = 0; w < kThreads / 32; ++w) top = Max(top, warp_top[w]);
+  LODE_NO_UNROLL
+  for (uint32_t i = t; i < a.experts; i += kThreads) e[i] = Exp(Sub(e[i], top));
+  SyncBlock();
+  if (t < 32) {
+    float p = 0;
+    for (uint32_t i = lane; i < a.experts; i += 32) p = Add(p, e[i]);
+    p = JoinLanes(p);
+    if (lane == 0) total = p;
   }
-  const float total = JoinLanes(p);
+  SyncBlock();
+  LODE_NO_UNROLL
+  for (uint32_t i = t; i < a.experts; i += kThreads) e[i] = Div(e[i], total);
+  SyncBlock();
+  if (t >= 32) return;
   uint32_t rank[kLaneExperts];
   LODE_UNROLL
-  for (uint32_t j = 0; j < kLaneExperts; ++j) {
-    rank[j] = 0;
-    if (j < n && 32 * j + lane < a.experts) {
-      e[j] = Div(e[j], total);
-      rank[j] = RankOf(BitsOf(e[j]));
-    }
-  }
+  for (uint32_t j = 0; j < kLaneExperts; ++j)
+    rank[j] = 32 * j + lane < a.experts ? RankOf(BitsOf(e[32 * j + lane])) : 0;
   RoutedRow* out = a.routed + row;
   LaneBest best = BestOfLane(rank);
+  LODE_NO_UNROLL
   for (uint32_t r = 0; r < a.used; ++r) {
     const uint32_t top_rank = LargestOfWarp(best.rank);
     const uint32_t id = SmallestOfWarp(best.rank == top_rank ? 32 * best.at + lane : ~uint32_t{0});
     if (id % 32 == lane) {
       LODE_UNROLL
       for (uint32_t j = 0; j < kLaneExperts; ++j) {
-        if (j == id / 32) {
-          chosen[r] = e[j];
-          rank[j] = 0;
-        }
+        if (j == id / 32) rank[j] = 0;
       }
+      chosen[r] = e[id];
       out->ids[r] = static_cast<uint16_t>(id);
       best = BestOfLane(rank);
     }
@@ -192,7 +197,7 @@ bool LaunchRouter(CUstream_st* stream, const RouterArgs& args, uint32_t n_rows) 
   return true;
 }
 void LaunchRoute(CUstream_st* stream, const RouteArgs& args, uint32_t n_rows) {
-  LaunchAhead(stream, {n_rows}, 32, 0, &RouteKernel, args);
+  LaunchAhead(stream, {n_rows}, kThreads, 0, &RouteKernel, args);
 }
 void LaunchCombine(CUstream_st* stream, const CombineArgs& args, uint32_t n_rows) {
   LaunchAhead(stream, {(args.hidden + kThreads - 1) / kThreads, n_rows}, kThreads, 0,

@@ -13,6 +13,10 @@
 #include "tests/cuda/cuda_engine.h"
 #include "tests/cuda/test_card.h"
 
+namespace lode::cuda {
+extern bool launches_overlap;
+}
+
 namespace lode::testing {
 namespace {
 
@@ -190,6 +194,7 @@ class Stages {
     });
     std::printf("time: %u rows %-22s %8.2f us, %.1f launches\n", rows, what, 1e3 * r.ms / count,
                 static_cast<double>(r.nodes) / count);
+    std::fflush(stdout);
   }
   void Layer(uint32_t l) {
     const LayerWeights& w = e.weights().layers[l];
@@ -281,9 +286,14 @@ TEST_F(CudaBench, StagesOfALayer) {
                            {.threads = 1, .slots = 1, .context = 4096});
     ASSERT_TRUE(engine.ok()) << engine.status();
     for (const uint32_t rows : {1u, 4u, 8u}) {
-      std::printf("time: pack %s, %u rows at position 1000\n", pack, rows);
-      Stages stages(**engine, rows, 1000);
-      stages.All();
+      for (int variant = 0; variant < 6; ++variant) {
+        cuda::launches_overlap = variant % 3 != 0;
+        variant % 3 == 2 ? setenv("LODE_CUDA_EARLY", "1", 1) : unsetenv("LODE_CUDA_EARLY");
+        variant >= 3 ? setenv("LODE_CUDA_UNSTAGED", "1", 1) : unsetenv("LODE_CUDA_UNSTAGED");
+        std::printf("time: pack %s, %u rows at position 1000, variant %d\n", pack, rows, variant);
+        Stages stages(**engine, rows, 1000);
+        stages.All();
+      }
     }
   }
 }
