@@ -67,6 +67,7 @@ struct MatCut {
   uint32_t tile_rows, span, staged_at;
   FloatCut floats;
   bool early;
+  uint32_t ahead;  // tiles: about as many as run at a time
 };
 
 // A tile of staged rows (dense.h); with swiglu half a tile of gate and half a tile of up.
@@ -89,6 +90,14 @@ LODE_DEVICE void StagedTile(const MatBatch& batch, const MatCut& cut, uint32_t t
   float* terms = reinterpret_cast<float*>(DynamicShared());
   uint8_t* staged = DynamicShared() + cut.staged_at;
   StageTile(tile, staged);
+  // What a later block will copy comes into the L2 meanwhile: more bytes on their way than the
+  // blocks that fit at a time can ask for.
+  const uint32_t later = first + cut.ahead * part;
+  if (cut.ahead != 0 && later < task.rows) {
+    const uint32_t rows = task.rows - later < part ? task.rows - later : part;
+    for (uint32_t p = 0; p < tile.parts; ++p)
+      PrefetchTile(task.w + p * tile.part_bytes + later * task.row_bytes, rows * task.row_bytes);
+  }
   if (cut.early) LetNextStart();
   WaitForPrevious();
   ListRows(batch, listed);
@@ -192,8 +201,14 @@ template <class F>
 bool TryLaunchMat(CUstream_st* stream, const MatBatch& batch, const ProductShape& shape) {
   MatBatch b = batch;
   const uint32_t columns = b.source.columns;
-  MatCut cut = {shape.tile_rows, SpanOf<F>(shape.tile_rows, b.n_rows, columns), 0,
-                CutFloats(b.n_rows, columns), std::getenv("LODE_CUDA_EARLY") != nullptr};
+  MatCut cut = {shape.tile_rows,
+                SpanOf<F>(shape.tile_rows, b.n_rows, columns),
+                0,
+                CutFloats(b.n_rows, columns),
+                std::getenv("LODE_CUDA_EARLY") != nullptr,
+                std::getenv("LODE_CUDA_AHEAD") != nullptr
+                    ? static_cast<uint32_t>(std::atoi(std::getenv("LODE_CUDA_AHEAD")))
+                    : 4 * 132u};
   uint32_t n = 0, blocks = 0;
   size_t shared = TermBytesOf<F>(shape.tile_rows, b.n_rows, cut.span);
   for (uint32_t t = 0; t < batch.n_tasks; ++t) {
