@@ -268,33 +268,63 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   } else {
     d.Mat({{&w.down, s.low}}, normed);
   }
-  const Impl::Input low = {.x = s.low,
-                           .columns = c.hc_rank,
-                           .forms = d.Forms(s.forms, c.hc_rank, d.FormsOf({&w.up})),
-                           .checked = true};
-  cuda::LaunchHcGate(d.s(),
-                     {.low = s.low,
+  d.HcMix(w, x, inject);
+  d.x_source = x;
+  cuda::CheckLaunches("hyper-connection read");
+}
+
+void CudaDevice::Impl::HcMix(const HcWeights& w, float* x, float* inject) {
+  const ModelConfig& c = config;
+  constexpr uint32_t kForm = 0;  // blocks of 32: what the fused kernel makes
+  const cuda::CheckArgs check = Check(cuda::LayerPart::kMixer);
+  // The last mixer's rows matter only where logits are wanted.
+  const bool fused =
+      w.up.rows == c.streams * c.hidden &&
+      cuda::KernelsOf(w.up.format)
+          .narrow(s(), {.w = w.up.data,
+                        .row_bytes = w.up.row_bytes,
+                        .rows = c.hidden,
+                        .columns = c.hc_rank,
+                        .n_rows = rows(),
+                        .x = scratch.low,
+                        .y = x,
+                        .check = check,
+                        .streams = c.streams,
+                        .normed = scratch.normed,
+                        .form = Forms(scratch.x_forms, c.hidden, 1u << kForm).form[kForm],
+                        .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr),
+                        .gate_dots = scratch.inject_dot,
+                        .gates = inject,
+                        .gates_per_row = w.inject != nullptr ? c.streams : 0});
+  x_made = fused ? 1u << kForm : ~0u;
+  if (!fused) HcMixApart(w, x, inject);
+}
+
+void CudaDevice::Impl::HcMixApart(const HcWeights& w, float* x, float* inject) {
+  const ModelConfig& c = config;
+  const Input low = {.x = scratch.low,
+                     .columns = c.hc_rank,
+                     .forms = Forms(scratch.forms, c.hc_rank, FormsOf({&w.up})),
+                     .checked = true};
+  cuda::LaunchHcGate(s(),
+                     {.low = scratch.low,
                       .rank = c.hc_rank,
                       .streams = c.streams,
-                      .inject_dot = s.inject_dot,
+                      .inject_dot = scratch.inject_dot,
                       .inject = w.inject != nullptr ? inject : nullptr,
                       .forms = low.forms,
-                      .check = d.Check(cuda::LayerPart::kMixer)},
-                     d.rows());
-  d.Mat({{&w.up, s.up}}, low);
-  // Who reads x is not known here: it gets every form. The last mixer's rows matter only where
-  // logits are wanted.
-  cuda::LaunchHcMix(d.s(),
-                    {.up = s.up,
-                     .normed = s.normed,
+                      .check = Check(cuda::LayerPart::kMixer)},
+                     rows());
+  Mat({{&w.up, scratch.up}}, low);
+  cuda::LaunchHcMix(s(),
+                    {.up = scratch.up,
+                     .normed = scratch.normed,
                      .x = x,
                      .streams = c.streams,
                      .hidden = c.hidden,
-                     .forms = d.Forms(s.x_forms, c.hidden, ~0u),
-                     .check = d.Check(cuda::LayerPart::kMixer, w.inject == nullptr)},
-                    d.rows());
-  d.x_source = x;
-  cuda::CheckLaunches("hyper-connection read");
+                     .forms = Forms(scratch.x_forms, c.hidden, ~0u),
+                     .check = Check(cuda::LayerPart::kMixer, w.inject == nullptr)},
+                    rows());
 }
 
 // The norm of every stream, after a write to them that is still due.

@@ -63,7 +63,7 @@ struct CudaDevice::Impl {
   uint32_t FormsOf(std::initializer_list<const WeightMatrix*> matrices) const;  // bit per form
   cuda::ActForms Forms(const FormBuffer& buffer, uint32_t columns, uint32_t wanted) const;
   cuda::CheckArgs Check(cuda::LayerPart part, bool logits_only = false) const;
-  // x of HcRead has every form; other inputs get what the matrices want.
+  // Of x of HcRead, missing forms are made and kept; other inputs get what the matrices want.
   Input InputOf(const float* x, uint32_t columns, cuda::LayerPart part, uint32_t wanted,
                 bool logits_only = false);
   // A hyper-connection write that the next read of the same streams does on its way.
@@ -80,6 +80,13 @@ struct CudaDevice::Impl {
 
   // y = W x of all jobs, a launch per format; makes forms that the input has not got.
   void Mat(std::initializer_list<CudaMatJob> jobs, const Input& input, bool logits_only = false);
+
+  // The products behind the norm of HcRead: one fused launch where the shape allows, else three.
+  void HcMix(const HcWeights& w, float* x, float* inject);
+  void HcMixApart(const HcWeights& w, float* x, float* inject);
+  // One batch of matrices of `format` and of float ones on one input.
+  cuda::MatBatch BatchOf(Format format, const Input& input, const cuda::ActForms& made) const;
+  bool SwigluOfShared(const MoeWeights& w, const Input& input);
 
   std::vector<const CudaMatJob*> LaunchFormat(const std::vector<const CudaMatJob*>& jobs,
                                               const Input& input, const Input& made,
@@ -105,6 +112,7 @@ struct CudaDevice::Impl {
   Scratch scratch = {};
   DraftScratch draft;
   const float* x_source = nullptr;  // whose forms x_forms holds
+  uint32_t x_made = 0;              // which of them: bit per form
   PendingWrite pending;
   size_t cells_max = 0, blocks_max = 0;
 };

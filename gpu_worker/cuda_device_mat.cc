@@ -60,9 +60,22 @@ cuda::CheckArgs CudaDevice::Impl::Check(cuda::LayerPart part, bool logits_only) 
 CudaDevice::Impl::Input CudaDevice::Impl::InputOf(const float* x, uint32_t columns,
                                                   cuda::LayerPart part, uint32_t wanted,
                                                   bool logits_only) {
-  if (x == x_source)
-    return {
-        .x = x, .columns = columns, .forms = Forms(scratch.x_forms, columns, ~0u), .checked = true};
+  if (x == x_source) {
+    const uint32_t missing = wanted & ~x_made;
+    if (missing != 0)
+      cuda::LaunchQuantize(s(),
+                           {.x = x,
+                            .stride = columns,
+                            .n = columns,
+                            .forms = Forms(scratch.x_forms, columns, missing),
+                            .check = Check(part, logits_only)},
+                           rows());
+    x_made |= missing;
+    return {.x = x,
+            .columns = columns,
+            .forms = Forms(scratch.x_forms, columns, x_made),
+            .checked = true};
+  }
   const Input input = {
       .x = x, .columns = columns, .forms = Forms(scratch.forms, columns, wanted), .checked = true};
   cuda::LaunchQuantize(s(),
@@ -106,6 +119,16 @@ void CudaDevice::Impl::Mat(std::initializer_list<CudaMatJob> jobs, const Input& 
   while (!left.empty()) left = LaunchFormat(left, input, in, logits_only);
 }
 
+cuda::MatBatch CudaDevice::Impl::BatchOf(Format format, const Input& input,
+                                         const cuda::ActForms& made) const {
+  cuda::MatBatch batch;
+  batch.n_rows = rows();
+  batch.source = {.f = input.x, .f_stride = input.columns, .columns = input.columns, .form = {}};
+  if (const uint32_t f = FormOf(format); f < cuda::kForms)
+    batch.source.form = input.forms.form[f].base != nullptr ? input.forms.form[f] : made.form[f];
+  return batch;
+}
+
 // The matrices of the first quantised format and all float ones; returns the others.
 std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
     const std::vector<const CudaMatJob*>& jobs, const Input& input, const Input& made,
@@ -117,14 +140,8 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
       break;
     }
   }
-  const uint32_t f = FormOf(format);
-  cuda::MatBatch batch;
-  batch.n_rows = rows();
+  cuda::MatBatch batch = BatchOf(format, input, made.forms);
   batch.logits_only = logits_only ? block : nullptr;
-  batch.source = {.f = input.x, .f_stride = input.columns, .columns = input.columns, .form = {}};
-  if (f < cuda::kForms)
-    batch.source.form =
-        input.forms.form[f].base != nullptr ? input.forms.form[f] : made.forms.form[f];
   uint32_t all_rows = 0;
   std::vector<const CudaMatJob*> rest;
   for (const CudaMatJob* job : jobs) {
@@ -147,8 +164,25 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
 void CudaDevice::Route(const MoeWeights& w, const float* x, RoutedRow* routed) {
   Impl& d = *impl_;
   const ModelConfig& c = d.config;
-  d.Mat({{&w.router, d.scratch.router_logits}},
-        d.InputOf(x, c.hidden, cuda::LayerPart::kMixer, d.FormsOf({&w.router})));
+  // Forms of x that the experts may want ride in the router's launch.
+  const bool own = x == d.x_source;
+  const uint32_t missing = own ? ~d.x_made : 0;
+  if (cuda::LaunchRouter(d.s(),
+                         {.w = w.router.data,
+                          .row_bytes = w.router.row_bytes,
+                          .format = w.router.format,
+                          .x = x,
+                          .columns = c.hidden,
+                          .experts = c.experts,
+                          .logits = d.scratch.router_logits,
+                          .forms = d.Forms(d.scratch.x_forms, c.hidden, missing),
+                          .check = d.Check(cuda::LayerPart::kMixer)},
+                         d.rows())) {
+    if (own) d.x_made = ~0u;
+  } else {
+    d.Mat({{&w.router, d.scratch.router_logits}},
+          d.InputOf(x, c.hidden, cuda::LayerPart::kMixer, d.FormsOf({&w.router})));
+  }
   cuda::LaunchRoute(d.s(),
                     {.logits = d.scratch.router_logits,
                      .experts = c.experts,
@@ -158,22 +192,62 @@ void CudaDevice::Route(const MoeWeights& w, const float* x, RoutedRow* routed) {
   cuda::CheckLaunches("router");
 }
 
+// h = silu(gate x) * up x and the gate's dot, in one launch; false: not for these types.
+bool CudaDevice::Impl::SwigluOfShared(const MoeWeights& w, const Input& input) {
+  const WeightMatrix &gate = w.shared_gate, &up = w.shared_up;
+  if (gate.format != up.format) return false;
+  cuda::MatBatch batch = BatchOf(gate.format, input, {});
+  batch.tasks[0] = {gate.data, gate.row_bytes, scratch.shared_gate, gate.rows, gate.format, 0};
+  batch.tasks[1] = {up.data, up.row_bytes, scratch.shared_up, up.rows, up.format, 0};
+  batch.tasks[2] = {reinterpret_cast<const uint8_t*>(w.shared_inject),
+                    config.hidden * sizeof(float),
+                    scratch.shared_inject,
+                    1,
+                    Format::kF32,
+                    0};
+  batch.n_tasks = 3;
+  return cuda::KernelsOf(gate.format)
+      .swiglu(s(), batch,
+              cuda::ChooseShape(gate.format, 2 * gate.rows, input.columns, rows(),
+                                card.multiprocessors));
+}
+
 void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared) {
   Impl& d = *impl_;
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
+  const Impl::Input in =
+      d.InputOf(x, c.hidden, cuda::LayerPart::kShared, d.FormsOf({&w.shared_gate, &w.shared_up}));
+  const bool hidden_done = d.SwigluOfShared(w, in);
+  d.Wrote(shared);
+  if (hidden_done && cuda::KernelsOf(w.shared_down.format)
+                         .narrow(d.s(), {.w = w.shared_down.data,
+                                         .row_bytes = w.shared_down.row_bytes,
+                                         .rows = c.hidden,
+                                         .columns = c.shared_width,
+                                         .n_rows = d.rows(),
+                                         .x = s.shared_gate,
+                                         .y = shared,
+                                         .check = d.Check(cuda::LayerPart::kShared),
+                                         .gate_dots = s.shared_inject,
+                                         .gates = s.shared_inject,
+                                         .gates_per_row = 1})) {
+    cuda::CheckLaunches("shared expert");
+    return;
+  }
   const WeightMatrix inject = {reinterpret_cast<const uint8_t*>(w.shared_inject), Format::kF32, 1,
                                c.hidden, c.hidden * sizeof(float)};
-  d.Mat(
-      {{&w.shared_gate, s.shared_gate}, {&w.shared_up, s.shared_up}, {&inject, s.shared_inject}},
-      d.InputOf(x, c.hidden, cuda::LayerPart::kShared, d.FormsOf({&w.shared_gate, &w.shared_up})));
+  if (!hidden_done)
+    d.Mat(
+        {{&w.shared_gate, s.shared_gate}, {&w.shared_up, s.shared_up}, {&inject, s.shared_inject}},
+        in);
   const Impl::Input h = {.x = s.shared_gate,
                          .columns = c.shared_width,
                          .forms = d.Forms(s.forms, c.shared_width, d.FormsOf({&w.shared_down})),
                          .checked = true};
   cuda::LaunchSharedHidden(d.s(),
                            {.gate = s.shared_gate,
-                            .up = s.shared_up,
+                            .up = hidden_done ? nullptr : s.shared_up,
                             .width = c.shared_width,
                             .inject = s.shared_inject,
                             .forms = h.forms,

@@ -60,7 +60,9 @@ LODE_KERNEL(kThreads) SharedHiddenKernel(SharedHiddenArgs a) {
   if (column == 0) a.inject[row] = canonical::Sigmoid(a.inject[row]);
   if (column < a.width) {
     const size_t at = static_cast<size_t>(row) * a.width + column;
-    a.gate[at] = h[t] = canonical::Mul(canonical::Silu(a.gate[at]), a.up[at]);
+    float v = a.gate[at];
+    if (a.up != nullptr) a.gate[at] = v = canonical::Mul(canonical::Silu(v), a.up[at]);
+    h[t] = v;
   }
   SyncBlock();
   const uint32_t left = a.width - first;
@@ -70,15 +72,15 @@ LODE_KERNEL(kThreads) SharedHiddenKernel(SharedHiddenArgs a) {
 }  // namespace
 
 void LaunchQuantize(CUstream_st* stream, const QuantizeArgs& args, uint32_t n_rows) {
-  Launch(stream, {Blocks(args.n), n_rows}, kThreads, 0, &QuantizeKernel, args);
+  LaunchAhead(stream, {Blocks(args.n), n_rows}, kThreads, 0, &QuantizeKernel, args);
 }
 void LaunchHidden(CUstream_st* stream, const HiddenArgs& args, uint32_t n_rows) {
-  Launch(stream, {n_rows * args.experts_used, n_rows, (args.width + kThreads - 1) / kThreads},
-         kThreads, 0, &HiddenKernel, args);
+  LaunchAhead(stream, {n_rows * args.experts_used, n_rows, (args.width + kThreads - 1) / kThreads},
+              kThreads, 0, &HiddenKernel, args);
 }
 void LaunchSharedHidden(CUstream_st* stream, const SharedHiddenArgs& args, uint32_t n_rows) {
-  Launch(stream, {(args.width + kThreads - 1) / kThreads, n_rows}, kThreads, 0, &SharedHiddenKernel,
-         args);
+  LaunchAhead(stream, {(args.width + kThreads - 1) / kThreads, n_rows}, kThreads, 0,
+              &SharedHiddenKernel, args);
 }
 
 }  // namespace lode::cuda

@@ -313,11 +313,17 @@ LODE_DEVICE void LocateCells(const AttendLaunch& a, uint32_t row, uint32_t kv_he
     out->scale[i] = reinterpret_cast<const float*>(block + scales)[cell];
   }
 }
-LODE_DEVICE float CellValue(KvType type, const uint8_t* cell, float scale, uint32_t i) {
-  if (type == KvType::kQ8)
+// The type is a constant of the kernel: with a choice at run time every load would wait for the
+// last.
+template <KvType kType>
+LODE_DEVICE float CellValue(const uint8_t* cell, float scale, uint32_t i) {
+  if constexpr (kType == KvType::kQ8) {
     return canonical::Mul(static_cast<float>(static_cast<int8_t>(cell[i])), scale);
-  if (type == KvType::kF16) return canonical::FromF16(reinterpret_cast<const uint16_t*>(cell)[i]);
-  return reinterpret_cast<const float*>(cell)[i];
+  } else if constexpr (kType == KvType::kF16) {
+    return canonical::FromF16(reinterpret_cast<const uint16_t*>(cell)[i]);
+  } else {
+    return reinterpret_cast<const float*>(cell)[i];
+  }
 }
 
 LODE_DEVICE uint32_t ChunksOf(const AttendLaunch& a) {
@@ -331,64 +337,117 @@ LODE_DEVICE size_t ChunkAt(const AttendLaunch& a, uint32_t row, uint32_t head, u
 constexpr uint32_t kScoreCells = 16;  // cells of one block: a quarter of a chunk
 constexpr uint32_t kChunkParts = kAttendChunk / kScoreCells;
 constexpr uint32_t kScoreHeads = 4;  // query heads whose dot products a warp keeps going at once
-static_assert(kAttendChunk % kScoreCells == 0);
+constexpr uint32_t kWarpCells = kScoreCells / kWarps;
+constexpr uint32_t kLaneDims = kAttendHeadDimMax / 32;
+constexpr uint32_t kQueryBytes = 40 * 1024;  // of shared memory
+static_assert(kAttendChunk % kScoreCells == 0 && kWarpCells == 2);
 
-// q . k of kScoreHeads heads with one cell, by one warp; q of consecutive heads lie 2 * dim apart.
-LODE_DEVICE void CellScores(const float* q, uint32_t heads, const AttendLaunch& a,
-                            const uint8_t* cell, float cell_scale, float scale, float* out,
+// Query heads that a block has in shared memory at a time.
+LODE_FN uint32_t QueryHeads(const AttentionShape& s) {
+  const uint32_t group = s.heads / s.kv_heads;
+  const uint32_t fit = kQueryBytes / (s.dim * static_cast<uint32_t>(sizeof(float)));
+  return group < fit ? group : fit;
+}
+
+// q . k of kScoreHeads heads with a warp's two cells; heads beyond `heads` repeat the last. Lane h
+// + kScoreHeads * c writes the score of head h with cell c < cells.
+LODE_DEVICE void CellScores(const float* q, uint32_t heads, uint32_t dim, uint32_t cells,
+                            const float (&k)[kWarpCells][kLaneDims], float scale, float* out,
                             uint32_t out_stride) {
   using namespace canonical;
-  const uint32_t lane = ThreadId() % 32, dim = a.shape.dim;
-  float p[kScoreHeads];
+  const uint32_t lane = ThreadId() % 32;
+  float p[kScoreHeads][kWarpCells];
   LODE_UNROLL
-  for (uint32_t h = 0; h < kScoreHeads; ++h) p[h] = 0.0f;
-  for (uint32_t d = lane; d < dim; d += 32) {
-    const float k = CellValue(a.cache.type, cell, cell_scale, d);
-    LODE_UNROLL
-    for (uint32_t h = 0; h < kScoreHeads; ++h)
-      p[h] = Fma(q[(h < heads ? h : heads - 1) * 2 * dim + d], k, p[h]);
-  }
+  for (uint32_t h = 0; h < kScoreHeads; ++h) p[h][0] = p[h][1] = 0.0f;
   LODE_UNROLL
-  for (uint32_t w = 16; w >= 1; w /= 2) {
+  for (uint32_t j = 0; j < kLaneDims; ++j) {
+    if (32 * j + lane >= dim) continue;
     LODE_UNROLL
-    for (uint32_t h = 0; h < kScoreHeads; ++h) p[h] = Add(p[h], ShuffleXor(p[h], w));
+    for (uint32_t h = 0; h < kScoreHeads; ++h) {
+      const float value = q[(h < heads ? h : heads - 1) * dim + 32 * j + lane];
+      LODE_UNROLL
+      for (uint32_t c = 0; c < kWarpCells; ++c) p[h][c] = Fma(value, k[c][j], p[h][c]);
+    }
   }
   LODE_UNROLL
   for (uint32_t h = 0; h < kScoreHeads; ++h) {
-    if (lane == h && h < heads) out[h * out_stride] = Mul(p[h], scale);
+    LODE_UNROLL
+    for (uint32_t c = 0; c < kWarpCells; ++c) {
+      const float sum = JoinLanes(p[h][c]);
+      if (lane == h + kScoreHeads * c && h < heads && c < cells)
+        out[h * out_stride + c] = Mul(sum, scale);
+    }
   }
 }
 
-// Scores of a quarter of a chunk under all query heads of one KV head. A warp per cell.
-LODE_KERNEL(kThreads) AttendScoresKernel(AttendLaunch a) {
+// Scores of a quarter of a chunk under all query heads of one KV head: a warp has two cells in
+// registers, the block its query heads in shared memory.
+template <KvType kType>
+LODE_KERNEL(kThreads)
+AttendScoresKernel(AttendLaunch a) {
   LetNextStart();
   WaitForPrevious();
   using namespace canonical;
   LODE_SHARED ChunkCells cells;
+  float* q = reinterpret_cast<float*>(DynamicShared());
   const AttentionShape& s = a.shape;
   const uint32_t kv_head = BlockY(), row = BlockZ(), first = BlockX() * kScoreCells;
-  const uint32_t all = a.n_cells[row];
+  const uint32_t all = a.n_cells[row], lane = ThreadId() % 32;
   if (first >= all) return;
   const uint32_t n = all - first < kScoreCells ? all - first : kScoreCells;
-  const uint32_t group = s.heads / s.kv_heads;
+  const uint32_t group = s.heads / s.kv_heads, fit = QueryHeads(s);
   const float scale = InvSqrt(static_cast<float>(static_cast<int32_t>(s.dim)));
   LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
-  SyncBlock();
-  const uint32_t sets = (group + kScoreHeads - 1) / kScoreHeads;
-  for (uint32_t unit = ThreadId() / 32; unit < n * sets; unit += kWarps) {
-    const uint32_t i = unit / sets, g = unit % sets * kScoreHeads;
-    const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g;
-    CellScores(a.q + head * 2 * s.dim, group - g < kScoreHeads ? group - g : kScoreHeads, a,
-               a.cache.pool + cells.at[i], cells.scale[i], scale,
-               a.scores + head * a.cells_max + first + i, a.cells_max);
+  const size_t head_of_group = static_cast<size_t>(row) * s.heads + kv_head * group;
+  const uint32_t mine = ThreadId() / 32 * kWarpCells;
+  const uint32_t warp_cells = mine < n ? (n - mine < kWarpCells ? n - mine : kWarpCells) : 0;
+  float k[kWarpCells][kLaneDims];
+  for (uint32_t base = 0; base < group; base += fit) {
+    const uint32_t heads = group - base < fit ? group - base : fit;
+    if (base != 0) SyncBlock();
+    for (uint32_t i = ThreadId(); i < heads * s.dim; i += kThreads)
+      q[i] = a.q[(head_of_group + base + i / s.dim) * 2 * s.dim + i % s.dim];
+    SyncBlock();
+    if (warp_cells == 0) continue;
+    if (base == 0) {
+      LODE_UNROLL
+      for (uint32_t c = 0; c < kWarpCells; ++c) {
+        const uint32_t i = c < warp_cells ? mine + c : mine;
+        LODE_UNROLL
+        for (uint32_t j = 0; j < kLaneDims; ++j)
+          k[c][j] = 32 * j + lane < s.dim ? CellValue<kType>(a.cache.pool + cells.at[i],
+                                                             cells.scale[i], 32 * j + lane)
+                                          : 0.0f;
+      }
+    }
+    for (uint32_t g = 0; g < heads; g += kScoreHeads)
+      CellScores(q + g * s.dim, heads - g < kScoreHeads ? heads - g : kScoreHeads, s.dim,
+                 warp_cells, k, scale,
+                 a.scores + (head_of_group + base + g) * a.cells_max + first + mine, a.cells_max);
   }
+}
+
+// The largest of n scores, by one warp; the same in every lane.
+LODE_DEVICE float TopScore(const float* scores, uint32_t n) {
+  constexpr uint32_t kAhead = 16;  // loads in flight
+  float top = canonical::FromBits(0xff800000u);
+  for (uint32_t base = ThreadId() % 32; base < n; base += 32 * kAhead) {
+    float v[kAhead];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kAhead; ++j) v[j] = scores[base + 32 * j < n ? base + 32 * j : base];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kAhead; ++j) top = canonical::Max(top, v[j]);
+  }
+  return WarpMax(top);
 }
 
 constexpr uint32_t kSumHeads =
     4;  // query heads of one block: their sums share a pass over the cells
 
 // Weighted values and weights of one chunk, for kSumHeads query heads of one KV head.
-LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
+template <KvType kType>
+LODE_KERNEL(kAttendHeadDimMax)
+AttendSumsKernel(AttendLaunch a) {
   LetNextStart();
   WaitForPrevious();
   using namespace canonical;
@@ -406,9 +465,7 @@ LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
   for (uint32_t g = ThreadId() / 32; g < heads; g += ThreadCount() / 32) {
     const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g0 + g;
     const float* scores = a.scores + head * a.cells_max;
-    float top = FromBits(0xff800000u);
-    for (uint32_t i = lane; i < all; i += 32) top = Max(top, scores[i]);
-    top = WarpMax(top);
+    const float top = TopScore(scores, all);
     float p = 0;
     for (uint32_t i = lane; i < n; i += 32) {
       e[g][i] = Exp(Sub(scores[first + i], top));
@@ -423,13 +480,13 @@ LODE_KERNEL(kAttendHeadDimMax) AttendSumsKernel(AttendLaunch a) {
   float sum[kSumHeads];
   LODE_UNROLL
   for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = 0.0f;
-  constexpr uint32_t kAhead = 8;  // values in flight
+  constexpr uint32_t kAhead = 16;  // values in flight
   for (uint32_t base = 0; base < n; base += kAhead) {
     float v[kAhead];
     LODE_UNROLL
     for (uint32_t i = 0; i < kAhead; ++i) {
       const uint32_t c = base + i < n ? base + i : n - 1;
-      v[i] = CellValue(a.cache.type, a.cache.pool + a.cache.v + cells.at[c], cells.scale[c], d);
+      v[i] = CellValue<kType>(a.cache.pool + a.cache.v + cells.at[c], cells.scale[c], d);
     }
     LODE_UNROLL
     for (uint32_t i = 0; i < kAhead; ++i) {
@@ -460,12 +517,24 @@ LODE_KERNEL(kThreads) AttendJoinKernel(AttendLaunch a) {
   if (column < width) {
     const uint32_t head = column / s.dim, d = column % s.dim;
     const size_t at = ChunkAt(a, row, head, 0);
-    float total = 0, sum = 0;
-    for (uint32_t c = 0; c < chunks; ++c) {
-      total = Add(total, a.chunk_total[at + c]);
-      sum = Add(sum, a.chunk_sum[(at + c) * s.dim + d]);
-    }
     const float gate = a.q[(static_cast<size_t>(row) * s.heads + head) * 2 * s.dim + s.dim + d];
+    constexpr uint32_t kAhead = 8;  // chunks whose loads are in flight
+    float total = 0, sum = 0;
+    for (uint32_t base = 0; base < chunks; base += kAhead) {
+      float totals[kAhead], sums[kAhead];
+      LODE_UNROLL
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        const size_t c = at + (base + i < chunks ? base + i : base);
+        totals[i] = a.chunk_total[c];
+        sums[i] = a.chunk_sum[c * s.dim + d];
+      }
+      LODE_UNROLL
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (base + i >= chunks) continue;
+        total = Add(total, totals[i]);
+        sum = Add(sum, sums[i]);
+      }
+    }
     joined[t] = Mul(Div(sum, total), Sigmoid(gate));
     a.out[static_cast<size_t>(row) * width + column] = joined[t];
   }
@@ -478,8 +547,8 @@ LODE_KERNEL(kThreads) AttendJoinKernel(AttendLaunch a) {
 
 void LaunchAttentionStore(CUstream_st* stream, const AttentionStoreArgs& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
-  Launch(stream, {s.heads + s.index_heads + s.kv_heads + 1, n_rows}, kThreads, 0,
-         &AttentionStoreKernel, args);
+  LaunchAhead(stream, {s.heads + s.index_heads + s.kv_heads + 1, n_rows}, kThreads, 0,
+              &AttentionStoreKernel, args);
 }
 
 void LaunchAttentionSelect(CUstream_st* stream, const AttentionSelectArgs& args, uint32_t n_rows,
@@ -488,20 +557,40 @@ void LaunchAttentionSelect(CUstream_st* stream, const AttentionSelectArgs& args,
   const uint32_t most = (args.blocks_max + kWarps - 1) / kWarps;
   const uint32_t blocks = most < 2 * multiprocessors ? most : 2 * multiprocessors;
   if (args.blocks_max > args.shape.blocks_best)
-    Launch(stream, {blocks, n_rows}, kThreads, 0, &IndexScoresKernel, args);
-  Launch(stream, {n_rows}, kSelectThreads, 0, &SelectKernel, args);
+    LaunchAhead(stream, {blocks, n_rows}, kThreads, 0, &IndexScoresKernel, args);
+  LaunchAhead(stream, {n_rows}, kSelectThreads, 0, &SelectKernel, args);
 }
+
+namespace {
+
+template <KvType kType>
+void LaunchScoresAndSums(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
+  const AttentionShape& s = args.shape;
+  const uint32_t chunks = (args.cells_max + kAttendChunk - 1) / kAttendChunk;
+  LaunchAhead(stream, {chunks * kChunkParts, s.kv_heads, n_rows}, kThreads,
+              sizeof(float) * QueryHeads(s) * s.dim, &AttendScoresKernel<kType>, args);
+  const uint32_t sets = (s.heads / s.kv_heads + kSumHeads - 1) / kSumHeads;
+  LaunchAhead(stream, {chunks, s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0,
+              &AttendSumsKernel<kType>, args);
+}
+
+}  // namespace
 
 void LaunchAttend(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
-  const uint32_t chunks = (args.cells_max + kAttendChunk - 1) / kAttendChunk;
-  Launch(stream, {chunks * kChunkParts, s.kv_heads, n_rows}, kThreads, 0, &AttendScoresKernel,
-         args);
-  const uint32_t sets = (s.heads / s.kv_heads + kSumHeads - 1) / kSumHeads;
-  Launch(stream, {chunks, s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0, &AttendSumsKernel,
-         args);
-  Launch(stream, {(s.heads * s.dim + kThreads - 1) / kThreads, n_rows}, kThreads, 0,
-         &AttendJoinKernel, args);
+  switch (args.cache.type) {
+    case KvType::kQ8:
+      LaunchScoresAndSums<KvType::kQ8>(stream, args, n_rows);
+      break;
+    case KvType::kF16:
+      LaunchScoresAndSums<KvType::kF16>(stream, args, n_rows);
+      break;
+    case KvType::kF32:
+      LaunchScoresAndSums<KvType::kF32>(stream, args, n_rows);
+      break;
+  }
+  LaunchAhead(stream, {(s.heads * s.dim + kThreads - 1) / kThreads, n_rows}, kThreads, 0,
+              &AttendJoinKernel, args);
 }
 
 }  // namespace lode::cuda

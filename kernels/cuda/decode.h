@@ -44,6 +44,19 @@ LODE_DEVICE void LoadEven(const uint8_t* p, uint32_t* out) {
     word = next;
   }
 }
+// The same from shared memory.
+template <int kWords>
+LODE_DEVICE void SharedEven(const uint8_t* p, uint32_t* out) {
+  const uint32_t odd = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) & 2u;
+  const uint32_t* from = reinterpret_cast<const uint32_t*>(p - odd);
+  uint32_t word = from[0];
+  LODE_UNROLL
+  for (int i = 0; i < kWords; ++i) {
+    const uint32_t next = i + 1 < kWords || odd != 0 ? from[i + 1] : 0;
+    out[i] = FunnelRight(word, next, 8 * odd);
+    word = next;
+  }
+}
 LODE_DEVICE void Load16(const uint8_t* p, uint32_t* out) {
   const Word4 w = LoadOnce(reinterpret_cast<const Word4*>(p));
   out[0] = w.x, out[1] = w.y, out[2] = w.z, out[3] = w.w;
@@ -87,6 +100,13 @@ struct Q8_0 : Flat {
   static constexpr uint32_t kBytes = 34;
   LODE_DEVICE void Decode(const uint8_t* block, uint32_t, uint32_t* code) {
     LoadEven<8>(block + 2, code);
+  }
+  // From shared memory: dense products of this type stage their rows there (dense.h).
+  LODE_DEVICE void DecodeStaged(const uint8_t* block, uint32_t, uint32_t* code) {
+    SharedEven<8>(block + 2, code);
+  }
+  LODE_DEVICE float ScaleStaged(const uint8_t* block) {
+    return HalfToFloat(*reinterpret_cast<const uint16_t*>(block));
   }
   LODE_DEVICE float Weight(const uint8_t* block, uint32_t i) {
     return canonical::Mul(HalfAt(block), ToFloat(SignedByteAt(block + 2 + i)));

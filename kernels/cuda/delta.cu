@@ -15,7 +15,9 @@ constexpr uint32_t kHeadThreads = 256;  // of a block that treats one head of on
 constexpr uint32_t kStepThreads = 64;   // of the recurrence: 16 value columns
 constexpr uint32_t kLanesPerColumn = 4;
 constexpr uint32_t kStepColumns = kStepThreads / kLanesPerColumn;
-constexpr float kL2Eps = 1e-6f;  // inside the root, added to the sum
+constexpr uint32_t kLaneDims = kHeadThreads / 32;  // values of a head per lane of a warp
+constexpr uint32_t kTapsAhead = 4;                 // of the convolution, loads in flight
+constexpr float kL2Eps = 1e-6f;                    // inside the root, added to the sum
 static_assert(kStepColumns == kDeltaColumns);
 
 LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
@@ -27,24 +29,44 @@ LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
 // entries are written by other blocks of this launch.
 LODE_KERNEL(kHeadThreads) DeltaConvKernel(DeltaConvArgs a) {
   LetNextStart();
-  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED float c[kHeadThreads];
   LODE_SHARED float length;
   const uint32_t head = BlockX(), row = BlockY(), i = ThreadId();
   const DeltaShape& d = a.shape;
   const uint32_t width = (2 * d.key_heads + d.value_heads) * d.dim, channel = head * d.dim + i;
+  // The first taps' weights are constant: here before the launch ahead has ended.
+  float weight[kTapsAhead];
+  LODE_UNROLL
+  for (uint32_t t = 0; t < kTapsAhead; ++t)
+    weight[t] =
+        i < d.dim && t < d.taps ? a.conv_weight[static_cast<size_t>(t) * width + channel] : 0.0f;
+  WaitForPrevious();
   const StepRow& r = a.window->params.rows[row];
   const StepSequence& seq = a.window->params.seqs[r.seq];
   if (i < d.dim) {
     float sum = 0;
-    for (uint32_t t = 0; t < d.taps; ++t) {
-      const uint32_t back = d.taps - 1 - t;
-      if (r.position < back) continue;  // before the sequence
-      const float x = back <= row - seq.first_row
-                          ? a.qkv[static_cast<size_t>(row - back) * width + channel]
-                          : a.conv[RingAt(seq.slot, r.position - back, width) + channel];
-      sum = Fma(a.conv_weight[static_cast<size_t>(t) * width + channel], x, sum);
+    for (uint32_t base = 0; base < d.taps; base += kTapsAhead) {
+      float x[kTapsAhead];
+      LODE_UNROLL
+      for (uint32_t t = 0; t < kTapsAhead; ++t) {
+        const uint32_t back = d.taps - 1 - (base + t);
+        // A choice of addresses, not of loads: all are on their way together. A tap that is left
+        // out reads the row itself.
+        const bool real = base + t < d.taps && r.position >= back;
+        const float* from = a.qkv + static_cast<size_t>(row) * width + channel;
+        if (real && back <= row - seq.first_row) from -= static_cast<size_t>(back) * width;
+        if (real && back > row - seq.first_row)
+          from = a.conv + RingAt(seq.slot, r.position - back, width) + channel;
+        x[t] = *from;
+        if (base != 0) weight[t] = a.conv_weight[static_cast<size_t>(base + t) * width + channel];
+      }
+      LODE_UNROLL
+      for (uint32_t t = 0; t < kTapsAhead; ++t) {
+        // Taps before the sequence are left out.
+        if (base + t >= d.taps || r.position < d.taps - 1 - (base + t)) continue;
+        sum = Fma(weight[t], x[t], sum);
+      }
     }
     c[i] = Silu(sum);
     a.conv[RingAt(seq.slot, r.position, width) + channel] =
@@ -105,12 +127,48 @@ LODE_DEVICE void FinishFolding(const DeltaStepArgs& a) {
   for (uint32_t i = 0; i < p.n_seqs; ++i) a.folded[p.seqs[i].slot] = p.seqs[i].committed;
 }
 
-// 16 value columns of one head of one sequence. kJ = dim / 4 keys per lane.
+// What a step needs beside the state, as this thread fetches it; the next step's is on its way
+// while one is computed.
+template <uint32_t kDim>
+struct StepInput {
+  static constexpr uint32_t kOwn = (kDim + kStepThreads - 1) / kStepThreads;
+  float key[kOwn], query[kOwn];
+  float beta, decay, v;
+};
+// Where a block's columns are.
+struct StepPlace {
+  uint32_t head, column;
+  size_t key_width, key_at;
+};
+template <uint32_t kDim>
+LODE_DEVICE StepInput<kDim> LoadStep(const DeltaStepArgs& a, const StepSequence& seq,
+                                     const StepPlace& at, uint32_t position) {
+  StepInput<kDim> in;
+  const uint32_t heads = a.shape.value_heads;
+  const bool fresh = position >= seq.committed;
+  const uint32_t row = fresh ? seq.first_row + (position - seq.committed) : 0;
+  LODE_UNROLL
+  for (uint32_t o = 0; o < StepInput<kDim>::kOwn; ++o) {
+    const uint32_t k = ThreadId() + o * kStepThreads;
+    if (k >= kDim) continue;
+    in.key[o] = a.key[RingAt(seq.slot, position, at.key_width) + at.key_at + k];
+    if (fresh) in.query[o] = a.query[row * at.key_width + at.key_at + k];
+  }
+  const size_t gate = RingAt(seq.slot, position, heads) + at.head;
+  in.beta = a.beta[gate];
+  in.decay = a.decay[gate];
+  in.v = a.value[RingAt(seq.slot, position, static_cast<size_t>(heads) * kDim) +
+                 static_cast<size_t>(at.head) * kDim + at.column];
+  return in;
+}
+
+// 16 value columns of one head of one sequence. kJ = dim / 4 keys per lane. The state and the count
+// of folded rows were last written by this layer's launch of the window before, so they are read
+// while the launch ahead still runs.
 template <uint32_t kJ>
 LODE_KERNEL(kStepThreads)
 DeltaStepKernel(DeltaStepArgs a) {
   LetNextStart();
-  WaitForPrevious();
   using namespace canonical;
   constexpr uint32_t kDim = kJ * kLanesPerColumn;
   LODE_SHARED float key[kDim];
@@ -121,8 +179,8 @@ DeltaStepKernel(DeltaStepArgs a) {
   const StepParams& params = a.window->params;
   const StepSequence& seq = params.seqs[BlockY()];
   const uint32_t folded = a.folded[seq.slot], end = seq.committed + seq.n_rows;
-  const size_t key_width = static_cast<size_t>(a.shape.key_heads) * kDim;
-  const size_t key_at = static_cast<size_t>(head % a.shape.key_heads) * kDim;
+  const StepPlace at = {head, column, static_cast<size_t>(a.shape.key_heads) * kDim,
+                        static_cast<size_t>(head % a.shape.key_heads) * kDim};
   float* state = a.s + (static_cast<size_t>(seq.slot) * heads + head) * kDim * kDim + column;
   float s[kJ];
   if (folded < end) {
@@ -130,20 +188,22 @@ DeltaStepKernel(DeltaStepArgs a) {
     for (uint32_t j = 0; j < kJ; ++j)
       s[j] = state[static_cast<size_t>(kLanesPerColumn * j + l) * kDim];
   }
+  WaitForPrevious();
+  StepInput<kDim> in;
+  if (folded < end) in = LoadStep<kDim>(a, seq, at, folded);
   for (uint32_t position = folded; position < end; ++position) {
     const bool fresh = position >= seq.committed;  // else an accepted row, being folded
-    const uint32_t row = fresh ? seq.first_row + (position - seq.committed) : 0;
-    SyncBlock();  // the last step's vectors have been read
-    for (uint32_t k = ThreadId(); k < kDim; k += kStepThreads) {
-      key[k] = a.key[RingAt(seq.slot, position, key_width) + key_at + k];
-      if (fresh) query[k] = a.query[row * key_width + key_at + k];
+    SyncBlock();                                   // the last step's vectors have been read
+    LODE_UNROLL
+    for (uint32_t o = 0; o < StepInput<kDim>::kOwn; ++o) {
+      const uint32_t k = ThreadId() + o * kStepThreads;
+      if (k >= kDim) continue;
+      key[k] = in.key[o];
+      if (fresh) query[k] = in.query[o];
     }
-    const size_t gate_at = RingAt(seq.slot, position, heads) + head;
-    const float beta = a.beta[gate_at], decay = a.decay[gate_at];
-    const size_t value_at = static_cast<size_t>(head) * kDim + column;
-    const float v =
-        a.value[RingAt(seq.slot, position, static_cast<size_t>(heads) * kDim) + value_at];
+    const float beta = in.beta, decay = in.decay, v = in.v;
     SyncBlock();
+    if (position + 1 < end) in = LoadStep<kDim>(a, seq, at, position + 1);
     LODE_UNROLL
     for (uint32_t j = 0; j < kJ; ++j) s[j] = Mul(decay, s[j]);
     const float delta = Mul(beta, Sub(v, ColumnSum<kJ>(key, s, l)));
@@ -151,7 +211,8 @@ DeltaStepKernel(DeltaStepArgs a) {
     for (uint32_t j = 0; j < kJ; ++j) s[j] = Fma(key[kLanesPerColumn * j + l], delta, s[j]);
     if (fresh) {
       const float o = ColumnSum<kJ>(query, s, l);
-      if (l == 0) a.out[static_cast<size_t>(row) * heads * kDim + value_at] = o;
+      const uint32_t row = seq.first_row + (position - seq.committed);
+      if (l == 0) a.out[(static_cast<size_t>(row) * heads + head) * kDim + column] = o;
     } else if (position + 1 == seq.committed) {
       LODE_UNROLL
       for (uint32_t j = 0; j < kJ; ++j)
@@ -174,10 +235,24 @@ LODE_KERNEL(kHeadThreads) DeltaGateKernel(DeltaGateArgs a) {
        h += kHeadThreads / 32) {
     float* o = a.o + at + h * a.dim;
     const float* z = a.z + at + h * a.dim;
-    const float mean = Div(WarpDot(o, o, a.dim), static_cast<float>(a.dim));
+    float own[kLaneDims], gate[kLaneDims];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kLaneDims; ++j) {
+      const uint32_t i = 32 * j + lane < a.dim ? 32 * j + lane : lane % a.dim;
+      own[j] = o[i], gate[j] = z[i];
+    }
+    float p = 0;
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kLaneDims; ++j) {
+      if (32 * j + lane < a.dim) p = Fma(own[j], own[j], p);
+    }
+    const float mean = Div(JoinLanes(p), static_cast<float>(a.dim));
     const float scale = InvSqrt(Add(mean, a.eps));
-    for (uint32_t i = lane; i < a.dim; i += 32) {
-      const float y = Mul(Mul(Mul(o[i], scale), a.norm[i]), Sigmoid(z[i]));
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kLaneDims; ++j) {
+      const uint32_t i = 32 * j + lane;
+      if (i >= a.dim) continue;
+      const float y = Mul(Mul(Mul(own[j], scale), a.norm[i]), Sigmoid(gate[j]));
       out[h * a.dim + i] = y;
       o[i] = y;
     }
@@ -195,8 +270,8 @@ LODE_KERNEL(kHeadThreads) DeltaGateKernel(DeltaGateArgs a) {
 template <uint32_t kDim>
 bool LaunchStepsOf(CUstream_st* stream, const DeltaStepArgs& args, uint32_t n_seqs) {
   if (args.shape.dim != kDim) return false;
-  Launch(stream, {args.shape.value_heads * (kDim / kStepColumns), n_seqs}, kStepThreads, 0,
-         &DeltaStepKernel<kDim / kLanesPerColumn>, args);
+  LaunchAhead(stream, {args.shape.value_heads * (kDim / kStepColumns), n_seqs}, kStepThreads, 0,
+              &DeltaStepKernel<kDim / kLanesPerColumn>, args);
   return true;
 }
 
@@ -209,8 +284,8 @@ bool DeltaShapeIsKnown(const DeltaShape& shape) {
 
 void LaunchDeltaConv(CUstream_st* stream, const DeltaConvArgs& args, uint32_t n_rows) {
   const uint32_t threads = (args.shape.dim + 31) / 32 * 32;
-  Launch(stream, {2 * args.shape.key_heads + args.shape.value_heads, n_rows}, threads, 0,
-         &DeltaConvKernel, args);
+  LaunchAhead(stream, {2 * args.shape.key_heads + args.shape.value_heads, n_rows}, threads, 0,
+              &DeltaConvKernel, args);
 }
 
 void LaunchDeltaSteps(CUstream_st* stream, const DeltaStepArgs& args, uint32_t n_seqs) {
@@ -221,8 +296,8 @@ void LaunchDeltaSteps(CUstream_st* stream, const DeltaStepArgs& args, uint32_t n
 
 void LaunchDeltaGate(CUstream_st* stream, const DeltaGateArgs& args, uint32_t n_rows) {
   const uint32_t width = args.heads * args.dim;
-  Launch(stream, {(width + kWarpColumns - 1) / kWarpColumns, n_rows}, kHeadThreads, 0,
-         &DeltaGateKernel, args);
+  LaunchAhead(stream, {(width + kWarpColumns - 1) / kWarpColumns, n_rows}, kHeadThreads, 0,
+              &DeltaGateKernel, args);
 }
 
 }  // namespace lode::cuda

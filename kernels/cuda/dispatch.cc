@@ -18,12 +18,15 @@ const FormatKernels& KernelsOf(Format format) {
   return *kTable[static_cast<uint32_t>(format)];
 }
 
+uint32_t shared_bytes_max = 48 * 1024;
+
 namespace {
 
+constexpr uint32_t kStagedTileMax = 8;  // rows of a tile that is copied to shared memory
 constexpr uint32_t kTileRowsMax = 16, kGroupRows = 4, kThreadsMax = 512, kWarp = 32;
 constexpr uint32_t kTileUnits = 320;  // (4 rows, 32 columns) that a block's threads share well
 constexpr uint32_t kWaves = 3;        // blocks of threads per multiprocessor that hide latency
-constexpr uint32_t kFloatThreads = 128;
+constexpr uint32_t kFloatThreads = 256;
 
 }  // namespace
 
@@ -36,7 +39,7 @@ ProductShape ChooseShape(Format format, uint32_t rows, uint32_t columns, uint32_
                          uint32_t multiprocessors) {
   if (Info(format).act_block_len == 0) return {kGroupRows, kFloatThreads};
   // The largest tile that still gives every multiprocessor several blocks.
-  uint32_t tile = kTileRowsMax;
+  uint32_t tile = format == Format::kQ8_0 ? kStagedTileMax : kTileRowsMax;
   while (tile > kGroupRows && rows / tile < kWaves * multiprocessors) tile /= 2;
   // As many threads as there are units, in rounds of equal length.
   const uint32_t units = tile / kGroupRows * (columns / 32);

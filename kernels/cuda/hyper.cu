@@ -24,28 +24,46 @@ LODE_KERNEL(kThreads) RopeTablesKernel(RopeTables rope, const WindowBlock* windo
   }
 }
 
-// One stream of one row per block. A write that is still due is done on the way.
-LODE_KERNEL(kThreads) HcNormKernel(HcNormArgs a) {
+constexpr uint32_t kNormThreads = 320;
+
+// One stream of one row per block, eight columns per thread. A write that is still due is done on
+// the way.
+LODE_KERNEL(kNormThreads) HcNormKernel(HcNormArgs a) {
   LetNextStart();
-  WaitForPrevious();
   using namespace canonical;
   LODE_SHARED float slot;
   float* x = reinterpret_cast<float*>(DynamicShared());
-  const uint32_t row = BlockY(), first = BlockX() * a.hidden;
+  const uint32_t row = BlockY(), first = BlockX() * a.hidden, own = ThreadId() * kLaneColumns;
+  const bool whole = a.hidden % kLaneColumns == 0;
   const size_t at = static_cast<size_t>(row) * a.streams * a.hidden + first;
+  // The norm's weights are constant: here before the launch ahead has ended.
+  Eight weight = LoadEight(a.weight + first + own, own < a.hidden ? a.hidden - own : 0, whole);
+  WaitForPrevious();
   const float inject = a.y != nullptr ? a.inject[row * a.streams + BlockX()] : 0.0f;
   const float* y = a.y != nullptr ? a.y + static_cast<size_t>(row) * a.hidden : nullptr;
-  for (uint32_t i = ThreadId(); i < a.hidden; i += kThreads) {
-    float r = a.wide[at + i];
-    if (y != nullptr) a.wide[at + i] = r = Fma(inject, y[i], r);
-    x[i] = r;
+  for (uint32_t i = own; i < a.hidden; i += kNormThreads * kLaneColumns) {
+    Eight r = LoadEight(a.wide + at + i, a.hidden - i, whole);
+    if (y != nullptr) {
+      const Eight added = LoadEight(y + i, a.hidden - i, whole);
+      LODE_UNROLL
+      for (uint32_t k = 0; k < kLaneColumns; ++k) r.v[k] = Fma(inject, added.v[k], r.v[k]);
+      StoreEight(a.wide + at + i, r, a.hidden - i, whole);
+    }
+    StoreEight(x + i, r, a.hidden - i, true);
   }
   const float scale = BlockRmsScale(x, a.hidden, a.eps, &slot);
-  for (uint32_t i = ThreadId(); i < a.hidden; i += kThreads)
-    a.normed[at + i] = x[i] = Mul(Mul(x[i], scale), a.weight[first + i]);
-  if (a.check.window == nullptr) return;
-  SyncBlock();
-  FinishShared(a.forms, a.check, row, row, first, a.hidden, x);
+  // Whole warps go on, so that the exchanges of the forms have all lanes.
+  for (uint32_t base = own / kWarpColumns * kWarpColumns; base < a.hidden;
+       base += kNormThreads * kLaneColumns) {
+    const uint32_t i = base + own % kWarpColumns, left = i < a.hidden ? a.hidden - i : 0;
+    if (i != own) weight = LoadEight(a.weight + first + i, left, whole);
+    Eight r = LoadEight(x + i, left, true);
+    LODE_UNROLL
+    for (uint32_t k = 0; k < kLaneColumns; ++k) r.v[k] = Mul(Mul(r.v[k], scale), weight.v[k]);
+    StoreEight(a.normed + at + i, r, left, whole);
+    if (a.check.window != nullptr)
+      FinishColumns(a.forms, a.check, {row, first + i, left != 0}, row, r.v);
+  }
 }
 
 // u = silu(low / streams) in place; the write gates, 2 sigmoid(dot / streams), from the dots that
@@ -109,21 +127,21 @@ uint32_t CeilDiv(uint32_t n, uint32_t d) { return (n + d - 1) / d; }
 
 void LaunchRopeTables(CUstream_st* stream, const RopeTables& rope, const WindowBlock* window,
                       uint32_t n_rows) {
-  Launch(stream, {n_rows}, 32, 0, &RopeTablesKernel, rope, window);
+  LaunchAhead(stream, {n_rows}, 32, 0, &RopeTablesKernel, rope, window);
 }
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows) {
-  Launch(stream, {args.streams, n_rows}, kThreads, args.hidden * sizeof(float), &HcNormKernel,
-         args);
+  LaunchAhead(stream, {args.streams, n_rows}, kNormThreads, args.hidden * sizeof(float),
+              &HcNormKernel, args);
 }
 void LaunchHcGate(CUstream_st* stream, const HcGateArgs& args, uint32_t n_rows) {
-  Launch(stream, {CeilDiv(args.rank, kThreads), n_rows}, kThreads, 0, &HcGateKernel, args);
+  LaunchAhead(stream, {CeilDiv(args.rank, kThreads), n_rows}, kThreads, 0, &HcGateKernel, args);
 }
 void LaunchHcMix(CUstream_st* stream, const HcMixArgs& args, uint32_t n_rows) {
-  Launch(stream, {CeilDiv(args.hidden, kThreads), n_rows}, kThreads, 0, &HcMixKernel, args);
+  LaunchAhead(stream, {CeilDiv(args.hidden, kThreads), n_rows}, kThreads, 0, &HcMixKernel, args);
 }
 void LaunchHcWrite(CUstream_st* stream, const HcWriteArgs& args, uint32_t n_rows) {
-  Launch(stream, {CeilDiv(args.hidden, kThreads), args.streams, n_rows}, kThreads, 0,
-         &HcWriteKernel, args);
+  LaunchAhead(stream, {CeilDiv(args.hidden, kThreads), args.streams, n_rows}, kThreads, 0,
+              &HcWriteKernel, args);
 }
 
 }  // namespace lode::cuda

@@ -17,6 +17,17 @@ struct CUstream_st;
 
 namespace lode::cuda {
 
+// What one block of threads may have of shared memory; set by OpenCard. No bit depends on it.
+extern uint32_t shared_bytes_max;
+
+// Whom kernels blame for a value that is not finite.
+struct CheckArgs {
+  WindowBlock* window = nullptr;
+  uint32_t layer = 0;
+  LayerPart part = LayerPart::kMixer;
+  bool logits_only = false;
+};
+
 // ---- products
 // How a product is cut: any valid shape gives the same bits. ChooseShape knows which is fast.
 struct ProductShape {
@@ -45,6 +56,33 @@ struct MatBatch {
   uint32_t n_rows = 0;  // activation rows
   ActSource source;
   const WindowBlock* logits_only = nullptr;  // not null: only rows with needs_logits
+  // The first two quantised matrices are gate and up, of as many rows: y of the first becomes
+  // silu(gate) * up, y of the second is not written. For FormatKernels::swiglu.
+  bool swiglu = false;
+};
+
+// A product of a matrix with few columns, whose input every block quantises for itself: no launch
+// between what made x and the product. Plain: y = W x. With streams, the read of hyper-connections:
+// u = silu(x / streams), up = W u of streams * rows values, y = mix of `normed` under up, and y's
+// form for blocks of 32.
+inline constexpr uint32_t kNarrowRows = 32;  // of one block (and stream)
+inline constexpr uint32_t kNarrowThreadsMax = 320;
+struct NarrowProduct {
+  const uint8_t* w = nullptr;
+  size_t row_bytes = 0;
+  uint32_t rows = 0, columns = 0, n_rows = 0;  // rows: of one stream
+  const float* x = nullptr;                    // [row][columns]
+  float* y = nullptr;                          // [row][rows]
+  CheckArgs check;                             // of x, or of u
+  uint32_t streams = 0;                        // 0: plain
+  const float* normed = nullptr;               // [row][streams][rows]
+  ActForm form = {};                           // of y; base null: none
+  CheckArgs y_check = {};
+  // Gates of the rows ride along: 2 sigmoid(dot / streams) with streams, sigmoid(dot) without. May
+  // be in place.
+  const float* gate_dots = nullptr;  // [row][gates_per_row]
+  float* gates = nullptr;
+  uint32_t gates_per_row = 0;
 };
 
 struct DequantRows {
@@ -78,17 +116,13 @@ struct FormatKernels {
   // silu(gate) * up in one product of both; and one matrix alone.
   void (*gate_up)(CUstream_st* stream, const ExpertProduct& product, const ProductShape& shape);
   void (*expert)(CUstream_st* stream, const ExpertProduct& product, const ProductShape& shape);
+  // Fused forms (dense.h). False, and nothing is launched: not for this type, shape or card.
+  bool (*swiglu)(CUstream_st* stream, const MatBatch& batch, const ProductShape& shape);
+  bool (*narrow)(CUstream_st* stream, const NarrowProduct& product);
 };
 const FormatKernels& KernelsOf(Format format);
 
 // ---- activations
-// Whom kernels blame for a value that is not finite.
-struct CheckArgs {
-  WindowBlock* window = nullptr;
-  uint32_t layer = 0;
-  LayerPart part = LayerPart::kMixer;
-  bool logits_only = false;
-};
 struct QuantizeArgs {
   const float* x = nullptr;
   uint32_t stride = 0, n = 0;
@@ -270,6 +304,20 @@ struct AttendLaunch {
 void LaunchAttend(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows);
 
 // ---- router, shared expert, combination
+// Router logits of a float matrix with up to kRouterColumnsMax columns; forms of x that are still
+// missing are made by blocks of the same launch. False, and nothing is launched: another shape.
+inline constexpr uint32_t kRouterColumnsMax = 2560;
+struct RouterArgs {
+  const uint8_t* w = nullptr;
+  size_t row_bytes = 0;
+  Format format = Format::kCount;  // F32, F16 or BF16
+  const float* x = nullptr;        // [row][columns]
+  uint32_t columns = 0, experts = 0;
+  float* logits = nullptr;  // [row][experts]
+  ActForms forms;           // of x
+  CheckArgs check;
+};
+bool LaunchRouter(CUstream_st* stream, const RouterArgs& args, uint32_t n_rows);
 struct RouteArgs {
   const float* logits = nullptr;  // [row][experts]
   uint32_t experts = 0, used = 0;
@@ -277,7 +325,7 @@ struct RouteArgs {
 };
 void LaunchRoute(CUstream_st* stream, const RouteArgs& args, uint32_t n_rows);
 struct SharedHiddenArgs {
-  float* gate = nullptr;  // [row][width]: becomes the hidden vector
+  float* gate = nullptr;  // [row][width]: becomes the hidden vector; is it when `up` is null
   const float* up = nullptr;
   uint32_t width = 0;
   float* inject = nullptr;  // [row]: the gate's dot, becomes sigmoid of it

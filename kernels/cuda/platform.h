@@ -51,8 +51,9 @@ LODE_DEVICE void FenceDevice() { __threadfence(); }
 
 // ---- overlap with the launches before and after (Hopper and newer; nothing elsewhere)
 // Waits until the launch before has ended and its writes are visible: before it, a kernel may touch
-// constants only. Every kernel calls it, also one that reads nothing of the launch before, because
-// the launch after it relies on that.
+// only constants, the window's parameters, and what nobody else in the window writes. Every thread
+// of a kernel that LaunchAhead starts calls it, also one that reads nothing of the launch before,
+// because the launch after it relies on that.
 LODE_DEVICE void WaitForPrevious() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -65,6 +66,24 @@ LODE_DEVICE void LetNextStart() {
 #endif
 }
 LODE_DEVICE void PrefetchLine(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// ---- copies from device to shared memory that go on by themselves: 16 bytes, both ends aligned.
+// A thread sees its own behind WaitForCopies, the block all of them behind a barrier after that.
+LODE_DEVICE void CopyAhead16(void* shared, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(from)
+               : "memory");
+#else
+  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(from);
+#endif
+}
+LODE_DEVICE void WaitForCopies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 // ---- exchange inside a warp; all 32 lanes take part
 LODE_DEVICE float ShuffleXor(float x, uint32_t mask) {
@@ -86,6 +105,15 @@ LODE_DEVICE uint32_t ShuffleFrom(uint32_t x, uint32_t lane) {
 LODE_DEVICE uint64_t ShuffleXor(uint64_t x, uint32_t mask) {
   return __shfl_xor_sync(0xffffffffu, static_cast<unsigned long long>(x), mask);
 }
+LODE_DEVICE uint32_t LargestOfWarp(uint32_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, x);
+#else
+  for (uint32_t w = 16; w >= 1; w /= 2) x = max(x, ShuffleXor(x, w));
+  return x;
+#endif
+}
+LODE_DEVICE uint32_t SmallestOfWarp(uint32_t x) { return ~LargestOfWarp(~x); }
 // Bit l: lane l's predicate.
 LODE_DEVICE uint32_t Ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
 
@@ -129,23 +157,50 @@ LODE_DEVICE uint8_t* DynamicShared() {
 struct Grid {
   uint32_t x, y = 1, z = 1;
 };
-// Set by OpenCard: launches may overlap (WaitForPrevious).
+// Set by OpenCard: launches may overlap.
 extern bool launches_overlap;
+// Dynamic shared memory that any kernel gets, beside what it has of its own.
+inline constexpr size_t kSharedUnasked = 40 * 1024;
+// From here on a kernel is told to prefer shared memory to L1: else the driver may leave it room
+// for two or three blocks.
+inline constexpr size_t kSharedMuch = 16 * 1024;
 template <class... P, class... A>
-inline void Launch(Stream stream, Grid grid, uint32_t threads, size_t shared, void (*kernel)(P...),
-                   A... args) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+inline void LaunchWith(cudaLaunchAttribute* attributes, uint32_t n_attributes, Stream stream,
+                       Grid grid, uint32_t threads, size_t shared, void (*kernel)(P...),
+                       A... args) {
+  if (shared > kSharedUnasked)  // what a card can give is for the caller to know
+    (void)cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared));
+  if (shared > kSharedMuch)
+    (void)cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = launches_overlap ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = n_attributes;
   // Also kept by the runtime: CheckLaunches reports it.
   (void)cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
+// Starts when everything before it has ended.
+template <class... P, class... A>
+inline void Launch(Stream stream, Grid grid, uint32_t threads, size_t shared, void (*kernel)(P...),
+                   A... args) {
+  LaunchWith(nullptr, 0, stream, grid, threads, shared, kernel, args...);
+}
+// For kernels that call WaitForPrevious in every thread: where the card can, it starts while the
+// launch ahead still runs.
+template <class... P, class... A>
+inline void LaunchAhead(Stream stream, Grid grid, uint32_t threads, size_t shared,
+                        void (*kernel)(P...), A... args) {
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  LaunchWith(&overlap, launches_overlap ? 1 : 0, stream, grid, threads, shared, kernel, args...);
 }
 
 }  // namespace lode::cuda

@@ -81,9 +81,10 @@ LODE_KERNEL(kThreads) PleConvKernel(PleArgs a) {
 
 void LaunchPle(CUstream_st* stream, const PleArgs& args, uint32_t n_rows) {
   const uint32_t width = args.streams * args.hidden;
-  Launch(stream, {args.streams, n_rows}, kThreads, 2 * args.hidden * sizeof(float), &PleGateKernel,
-         args);
-  Launch(stream, {(width + kThreads - 1) / kThreads, n_rows}, kThreads, 0, &PleConvKernel, args);
+  LaunchAhead(stream, {args.streams, n_rows}, kThreads, 2 * args.hidden * sizeof(float),
+              &PleGateKernel, args);
+  LaunchAhead(stream, {(width + kThreads - 1) / kThreads, n_rows}, kThreads, 0, &PleConvKernel,
+              args);
 }
 
 }  // namespace lode::cuda

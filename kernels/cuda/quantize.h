@@ -16,6 +16,41 @@ inline constexpr uint32_t kInfinityBits = 0x7f800000u;
 
 LODE_DEVICE uint32_t Larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
+// Eight values from p on; those beyond `left` are zero. whole: p is 16-byte aligned.
+struct Eight {
+  float v[kLaneColumns];
+};
+LODE_DEVICE Eight LoadEight(const float* p, uint32_t left, bool whole) {
+  Eight out;
+  if (whole && left >= kLaneColumns) {
+    const Word4* from = reinterpret_cast<const Word4*>(p);
+    LODE_UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+      const Word4 w = from[i];
+      out.v[4 * i] = canonical::FromBits(w.x), out.v[4 * i + 1] = canonical::FromBits(w.y);
+      out.v[4 * i + 2] = canonical::FromBits(w.z), out.v[4 * i + 3] = canonical::FromBits(w.w);
+    }
+    return out;
+  }
+  LODE_UNROLL
+  for (uint32_t i = 0; i < kLaneColumns; ++i) out.v[i] = i < left ? p[i] : 0.0f;
+  return out;
+}
+LODE_DEVICE void StoreEight(float* p, const Eight& x, uint32_t left, bool whole) {
+  if (whole && left >= kLaneColumns) {
+    Word4* to = reinterpret_cast<Word4*>(p);
+    LODE_UNROLL
+    for (uint32_t i = 0; i < 2; ++i)
+      to[i] = Word4{canonical::BitsOf(x.v[4 * i]), canonical::BitsOf(x.v[4 * i + 1]),
+                    canonical::BitsOf(x.v[4 * i + 2]), canonical::BitsOf(x.v[4 * i + 3])};
+    return;
+  }
+  LODE_UNROLL
+  for (uint32_t i = 0; i < kLaneColumns; ++i) {
+    if (i < left) p[i] = x.v[i];
+  }
+}
+
 // Where this lane's codes go.
 struct LanePlace {
   uint32_t row, column;
@@ -61,16 +96,21 @@ LODE_DEVICE void StoreForm(const ActForm& form, uint32_t len, const LanePlace& a
   }
 }
 
-// Quantises 8 values per lane; all lanes of the warp call it for the same row. Lanes that are not
-// inside pass zeros. False in every lane when a value of the warp is not finite.
-LODE_DEVICE bool StoreForms(const ActForms& forms, const LanePlace& at,
-                            const float (&v)[kLaneColumns]) {
+// Bits of the largest magnitude of 32 columns: four neighbouring lanes.
+LODE_DEVICE uint32_t LargestOf32(const float (&v)[kLaneColumns]) {
   uint32_t amax = 0;
   LODE_UNROLL
   for (uint32_t i = 0; i < kLaneColumns; ++i)
     amax = Larger(amax, canonical::BitsOf(v[i]) & 0x7fffffffu);
   amax = Larger(amax, ShuffleXor(amax, 1));
-  const uint32_t of32 = Larger(amax, ShuffleXor(amax, 2));
+  return Larger(amax, ShuffleXor(amax, 2));
+}
+
+// Quantises 8 values per lane; all lanes of the warp call it for the same row. Lanes that are not
+// inside pass zeros. False in every lane when a value of the warp is not finite.
+LODE_DEVICE bool StoreForms(const ActForms& forms, const LanePlace& at,
+                            const float (&v)[kLaneColumns]) {
+  const uint32_t of32 = LargestOf32(v);
   const uint32_t of64 = Larger(of32, ShuffleXor(of32, 4));
   const uint32_t of128 = Larger(of64, ShuffleXor(of64, 8));
   const uint32_t of256 = Larger(of128, ShuffleXor(of128, 16));

@@ -17,8 +17,17 @@ LODE_DEVICE float JoinLanes(float p) {
 
 // One warp: a . b, any n. Every lane gets the result.
 LODE_DEVICE float WarpDot(const float* a, const float* b, uint32_t n) {
+  constexpr uint32_t kAhead = 8;  // loads of each vector in flight
   float p = 0;
-  for (uint32_t i = ThreadId() % 32; i < n; i += 32) p = canonical::Fma(a[i], b[i], p);
+  uint32_t i = ThreadId() % 32;
+  for (; i + 32 * (kAhead - 1) < n; i += 32 * kAhead) {
+    float u[kAhead], v[kAhead];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kAhead; ++j) u[j] = a[i + 32 * j], v[j] = b[i + 32 * j];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kAhead; ++j) p = canonical::Fma(u[j], v[j], p);
+  }
+  for (; i < n; i += 32) p = canonical::Fma(a[i], b[i], p);
   return JoinLanes(p);
 }
 
@@ -28,29 +37,6 @@ LODE_DEVICE float WarpMax(float x) {
   for (uint32_t w = 16; w >= 1; w /= 2) x = canonical::Max(x, ShuffleXor(x, w));
   return x;
 }
-
-// A whole block of threads: a . b for long vectors in device memory. All threads fetch, the first
-// warp multiplies; its lanes get the result. Ends with a barrier.
-inline constexpr uint32_t kDotStage = 4096;  // elements of each vector in shared memory
-LODE_DEVICE float BlockDot(const float* a, const float* b, uint32_t n, float* shared_a,
-                           float* shared_b) {
-  const uint32_t t = ThreadId();
-  float p = 0;
-  for (uint32_t base = 0; base < n; base += kDotStage) {
-    const uint32_t m = n - base < kDotStage ? n - base : kDotStage;
-    for (uint32_t i = t; i < m; i += ThreadCount()) {
-      shared_a[i] = a[base + i];
-      shared_b[i] = b[base + i];
-    }
-    SyncBlock();
-    if (t < 32) {
-      for (uint32_t i = t; i < m; i += 32) p = canonical::Fma(shared_a[i], shared_b[i], p);
-    }
-    SyncBlock();
-  }
-  return t < 32 ? JoinLanes(p) : 0;
-}
-static_assert(kDotStage % canonical::kPartials == 0);
 
 // The factor of rms_norm over x[n] in shared memory, for all threads of the block; `slot` is one
 // shared float. Barriers before (x is complete) and after.

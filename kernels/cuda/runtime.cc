@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "kernels/cuda/launch.h"
 #include "shared/base/check.h"
 
 namespace lode::cuda {
@@ -55,6 +56,9 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   facts.capability = static_cast<uint32_t>(10 * prop.major + prop.minor);
   facts.multiprocessors = static_cast<uint32_t>(prop.multiProcessorCount);
   facts.shared_bytes_per_block = prop.sharedMemPerBlock;
+  // Kernels have up to kStaticShared bytes of their own.
+  constexpr size_t kStaticShared = 4096;
+  shared_bytes_max = static_cast<uint32_t>(prop.sharedMemPerBlockOptin - kStaticShared);
   launches_overlap =
       facts.capability >= kOverlapCapability && std::getenv("LODE_CUDA_OVERLAP") != nullptr;
   size_t free_bytes = 0, total_bytes = 0;

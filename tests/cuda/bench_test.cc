@@ -13,10 +13,20 @@
 #include "tests/cuda/cuda_engine.h"
 #include "tests/cuda/test_card.h"
 
+namespace lode::cuda {
+extern bool launches_overlap;
+}
+
 namespace lode::testing {
 namespace {
 
 constexpr int kRepeats = 15;
+
+// LODE_CUDA_BENCH: 1 for everything, else the name of one format (and then one pack).
+std::string Wanted() {
+  const char* wanted = std::getenv("LODE_CUDA_BENCH");
+  return wanted == nullptr || std::string(wanted) == "1" ? "" : wanted;
+}
 
 // Median milliseconds of one replay of what `enqueue` enqueues on the stream; nodes of its graph.
 struct Replay {
@@ -108,11 +118,13 @@ TEST_F(CudaBench, Products) {
   cuda::CopyAsync(x.as<void>(), noise.data(), x.bytes(), card_.stream());
   cuda::Synchronize(card_.stream());
   const uint32_t sms = card_.facts().multiprocessors;
-  for (const Shape& m : {Shape{248320, 2560}, Shape{16384, 2560}, Shape{2560, 6144},
-                         Shape{320, 10240}, Shape{10240, 320}, Shape{512, 2560}}) {
+  for (const Shape& m :
+       {Shape{248320, 2560}, Shape{16384, 2560}, Shape{2560, 6144}, Shape{320, 10240},
+        Shape{10240, 320}, Shape{1280, 2560}, Shape{512, 2560}}) {
     for (uint32_t f = 0; f < kFormatCount; ++f) {
       const Format format = static_cast<Format>(f);
       const size_t row_bytes = RowBytes(format, m.columns);
+      if (!Wanted().empty() && Wanted() != Info(format).name) continue;
       if (row_bytes == 0 || row_bytes * m.rows > weights.bytes()) continue;
       std::string line =
           fmt::format("time: {:7} {:6} x {:5}", Info(format).name, m.rows, m.columns);
@@ -133,7 +145,7 @@ TEST_F(CudaBench, Products) {
         std::string line = fmt::format("time: tiles {} {} x {}, {} rows:", Info(format).name,
                                        m.rows, m.columns, acts);
         for (const uint32_t tile : {4u, 8u, 16u}) {
-          for (const uint32_t threads : {64u, 96u, 128u, 160u, 256u}) {
+          for (const uint32_t threads : {64u, 96u, 128u, 160u, 192u, 256u, 320u}) {
             if (!cuda::ShapeIsValid({tile, threads}, acts)) continue;
             line += fmt::format(" {}/{} {:.2f}", tile, threads,
                                 ProductUs(card_, format, m, acts, {tile, threads}, weights, x, y));
@@ -182,6 +194,7 @@ class Stages {
     });
     std::printf("time: %u rows %-22s %8.2f us, %.1f launches\n", rows, what, 1e3 * r.ms / count,
                 static_cast<double>(r.nodes) / count);
+    std::fflush(stdout);
   }
   void Layer(uint32_t l) {
     const LayerWeights& w = e.weights().layers[l];
@@ -267,16 +280,36 @@ class Stages {
 
 TEST_F(CudaBench, StagesOfALayer) {
   for (const char* pack : {"q2_0", "ud_q4_k_xl"}) {
+    if (!Wanted().empty() && pack != std::string("q2_0")) continue;
     StatusOr<std::unique_ptr<CudaEngine>> engine =
         CudaEngine::Create(fmt::format("synth:layers=8,experts=80,vocab=32768,ple=0,pack={}", pack),
                            {.threads = 1, .slots = 1, .context = 4096});
     ASSERT_TRUE(engine.ok()) << engine.status();
     for (const uint32_t rows : {1u, 4u, 8u}) {
-      std::printf("time: pack %s, %u rows at position 1000\n", pack, rows);
-      Stages stages(**engine, rows, 1000);
-      stages.All();
+      for (int variant = 0; variant < 8; ++variant) {
+        cuda::launches_overlap = variant % 3 != 0;
+        variant % 3 == 2 ? setenv("LODE_CUDA_EARLY", "1", 1) : unsetenv("LODE_CUDA_EARLY");
+        variant >= 3 && variant < 6 ? setenv("LODE_CUDA_UNSTAGED", "1", 1)
+                                    : unsetenv("LODE_CUDA_UNSTAGED");
+        variant >= 6 ? setenv("LODE_CUDA_AHEAD", "0", 1) : unsetenv("LODE_CUDA_AHEAD");
+        std::printf("time: pack %s, %u rows at position 1000, variant %d\n", pack, rows, variant);
+        Stages stages(**engine, rows, 1000);
+        stages.All();
+      }
     }
   }
+}
+
+// Every launch of a few layers once, without a graph: for a profiler.
+TEST_F(CudaBench, LayersOnce) {
+  StatusOr<std::unique_ptr<CudaEngine>> engine =
+      CudaEngine::Create("synth:layers=8,experts=80,vocab=32768,ple=0,pack=q2_0",
+                         {.threads = 1, .slots = 1, .context = 4096});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  Stages stages(**engine, 4, 1000);
+  for (uint32_t l = 0; l < 8; ++l) stages.Layer(l);
+  stages.d.Head((*engine)->weights().output, stages.x, stages.logits);
+  cuda::Synchronize(stages.d.stream());
 }
 
 }  // namespace

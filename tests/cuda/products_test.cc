@@ -233,6 +233,136 @@ INSTANTIATE_TEST_SUITE_P(Formats, CudaProducts, ::testing::Range(0u, kFormatCoun
                            return Info(static_cast<Format>(info.param)).name;
                          });
 
+// ---- fused kernels against the launches that they replace, whose bits are the cpu's
+class CudaFused : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!card_.ok()) GTEST_SKIP() << card_.why_not();
+  }
+  std::vector<float> Noise(size_t n, float scale) {
+    std::normal_distribution<float> normal;
+    std::vector<float> x(n);
+    for (float& v : x) v = normal(random_) * scale;
+    return x;
+  }
+  std::vector<uint8_t> Matrix(uint32_t rows, uint32_t columns) {
+    std::vector<uint8_t> w = Weights(Format::kQ8_0, rows, columns, random_);
+    for (size_t block = 0; block < w.size(); block += Info(Format::kQ8_0).block_bytes) {
+      const uint16_t d = canonical::ToF16(0.01f + 0.001f * static_cast<float>(random_() % 64));
+      std::memcpy(&w[block], &d, 2);
+    }
+    return w;
+  }
+  // y = W x by quantising and multiplying in two launches.
+  std::vector<float> Apart(const Buffer& w, const Buffer& x, uint32_t rows, uint32_t columns,
+                           uint32_t n_acts) {
+    const Buffer window = card_.Window(), y = card_.Allocate(sizeof(float) * rows * n_acts);
+    const DeviceForms forms = MakeForms(card_, x, columns, 32, window);
+    cuda::MatBatch batch;
+    batch.tasks[0] = {
+        w.as<uint8_t>(), RowBytes(Format::kQ8_0, columns), y.as<float>(), rows, Format::kQ8_0, 0};
+    batch.n_tasks = 1;
+    batch.n_rows = n_acts;
+    batch.source = {x.as<float>(), columns, columns, forms.form};
+    cuda::KernelsOf(Format::kQ8_0).mat(card_.stream(), batch, {4, 96});
+    return card_.Floats(y, size_t{rows} * n_acts);
+  }
+  void ExpectSame(const std::vector<float>& got, const std::vector<float>& want) {
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_TRUE(SameValue(got[i], want[i])) << i << ": " << got[i] << " is not " << want[i];
+  }
+  TestCard card_;
+  std::mt19937 random_{7};
+};
+
+TEST_F(CudaFused, NarrowProductQuantisesItsInput) {
+  const uint32_t rows = 77, columns = 96;
+  const Buffer w = card_.Upload(Matrix(rows, columns));
+  const std::vector<float> x = Noise(size_t{columns} * kActs, 3.0f), dots = Noise(kActs, 1.0f);
+  const Buffer dx = card_.Upload(x), window = card_.Window();
+  for (uint32_t n = 1; n <= kActs; ++n) {
+    const Buffer y = card_.Allocate(sizeof(float) * rows * n), gates = card_.Upload(dots);
+    card_.Poison(y);
+    cuda::NarrowProduct p;
+    p.w = w.as<uint8_t>(), p.row_bytes = RowBytes(Format::kQ8_0, columns);
+    p.rows = rows, p.columns = columns, p.n_rows = n;
+    p.x = dx.as<float>(), p.y = y.as<float>();
+    p.check.window = window.as<cuda::WindowBlock>();
+    p.gate_dots = p.gates = gates.as<float>(), p.gates_per_row = 1;
+    ASSERT_TRUE(cuda::KernelsOf(Format::kQ8_0).narrow(card_.stream(), p));
+    ExpectSame(card_.Floats(y, size_t{rows} * n), Apart(w, dx, rows, columns, n));
+    const std::vector<float> got = card_.Floats(gates, n);
+    for (uint32_t a = 0; a < n; ++a) ASSERT_TRUE(SameValue(got[a], canonical::Sigmoid(dots[a])));
+  }
+  EXPECT_EQ(card_.NotFinite(window), cuda::kAllFinite);
+  EXPECT_FALSE(cuda::KernelsOf(Format::kQ4_K).narrow(card_.stream(), {}));
+}
+
+TEST_F(CudaFused, SwigluOfGateAndUp) {
+  const uint32_t rows = 37, columns = 160;
+  const Buffer gate = card_.Upload(Matrix(rows, columns)), up = card_.Upload(Matrix(rows, columns));
+  const Buffer x = card_.Upload(Noise(size_t{columns} * kActs, 1.0f)), window = card_.Window();
+  const DeviceForms forms = MakeForms(card_, x, columns, 32, window);
+  for (uint32_t n = 1; n <= kActs; ++n) {
+    const Buffer h = card_.Allocate(sizeof(float) * rows * n);
+    card_.Poison(h);
+    cuda::MatBatch batch;
+    const size_t row_bytes = RowBytes(Format::kQ8_0, columns);
+    batch.tasks[0] = {gate.as<uint8_t>(), row_bytes, h.as<float>(), rows, Format::kQ8_0, 0};
+    batch.tasks[1] = {up.as<uint8_t>(), row_bytes, nullptr, rows, Format::kQ8_0, 0};
+    batch.n_tasks = 2;
+    batch.n_rows = n;
+    batch.source = {x.as<float>(), columns, columns, forms.form};
+    ASSERT_TRUE(cuda::KernelsOf(Format::kQ8_0).swiglu(card_.stream(), batch, {8, 96}));
+    std::vector<float> want = Apart(gate, x, rows, columns, n);
+    const std::vector<float> of_up = Apart(up, x, rows, columns, n);
+    for (size_t i = 0; i < want.size(); ++i)
+      want[i] = canonical::Mul(canonical::Silu(want[i]), of_up[i]);
+    ExpectSame(card_.Floats(h, want.size()), want);
+  }
+}
+
+TEST_F(CudaFused, RouterLogitsAndForms) {
+  const uint32_t experts = 30, columns = 320;
+  const std::vector<float> weights = Noise(size_t{experts} * columns, 1.0f);
+  const Buffer w = card_.Upload(weights), x = card_.Upload(Noise(size_t{columns} * kActs, 1.0f));
+  const Buffer window = card_.Window(), logits = card_.Allocate(sizeof(float) * experts * kActs);
+  const DeviceForms want_forms = MakeForms(card_, x, columns, 64, window);
+  const std::vector<float> xs = card_.Floats(x, size_t{columns} * kActs);
+  for (uint32_t n = 1; n <= kActs; ++n) {
+    const Buffer made = card_.Allocate(size_t{want_forms.form.stride} * n);
+    cuda::RouterArgs args;
+    args.w = w.as<uint8_t>(), args.row_bytes = columns * sizeof(float);
+    args.format = Format::kF32, args.x = x.as<float>();
+    args.columns = columns, args.experts = experts, args.logits = logits.as<float>();
+    args.forms.form[1] = want_forms.form;
+    args.forms.form[1].base = made.as<uint8_t>();
+    args.check.window = window.as<cuda::WindowBlock>();
+    card_.Poison(logits);
+    ASSERT_TRUE(cuda::LaunchRouter(card_.stream(), args, n));
+    const std::vector<float> got = card_.Floats(logits, size_t{experts} * n);
+    for (uint32_t a = 0; a < n; ++a) {
+      for (uint32_t e = 0; e < experts; ++e) {
+        float p[canonical::kPartials] = {};
+        for (uint32_t i = 0; i < columns; ++i)
+          p[i % 32] = canonical::Fma(weights[size_t{e} * columns + i], xs[size_t{a} * columns + i],
+                                     p[i % 32]);
+        for (uint32_t s = 16; s >= 1; s /= 2) {
+          for (uint32_t i = 0; i < s; ++i) p[i] = canonical::Add(p[i], p[i + s]);
+        }
+        ASSERT_TRUE(SameValue(got[a * experts + e], p[0])) << "row " << a << ", expert " << e;
+      }
+    }
+    std::vector<uint8_t> a(ActLayout{columns, 64}.bytes()), b(a.size());
+    for (uint32_t row = 0; row < n; ++row) {
+      card_.Download(a.data(), made.as<uint8_t>() + row * want_forms.form.stride, a.size());
+      card_.Download(b.data(), want_forms.form.base + row * want_forms.form.stride, b.size());
+      ASSERT_EQ(a, b) << "form of row " << row;
+    }
+  }
+}
+
 TEST(CudaQuantize, NamesTheLowestRowThatIsNotFinite) {
   TestCard card;
   if (!card.ok()) GTEST_SKIP() << card.why_not();

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace lode::cuda::emulated {
@@ -29,6 +30,7 @@ struct Fiber {
   jmp_buf state;
   bool exists = false, done = false;
   const char* waits_for = "";
+  std::vector<std::pair<void*, const void*>> copies;
 };
 
 struct Block {
@@ -134,7 +136,10 @@ void RunBlock() {
     b.warp_barrier[w] = {};
     b.warp_alive[w] = w * kWarp >= n ? 0 : (n - w * kWarp < kWarp ? n - w * kWarp : kWarp);
   }
-  for (uint32_t t = 0; t < n; ++t) b.fibers[t].done = false;
+  for (uint32_t t = 0; t < n; ++t) {
+    b.fibers[t].done = false;
+    b.fibers[t].copies.clear();
+  }
   ++b.moves;
   while (b.alive > 0) {
     const uint64_t moves = b.moves;
@@ -175,6 +180,17 @@ uint32_t Votes(bool mine) {
     votes |= static_cast<uint32_t>(b.values[first + l] & 1) << l;
   BarrierWarp();
   return votes;
+}
+
+void CopyLater(void* shared, const void* from) {
+  Block& b = Get();
+  b.fibers[b.current].copies.emplace_back(shared, from);
+}
+void CopyNow() {
+  Block& b = Get();
+  constexpr size_t kBytes = 16;
+  for (const auto& [to, from] : b.fibers[b.current].copies) std::memcpy(to, from, kBytes);
+  b.fibers[b.current].copies.clear();
 }
 
 uint8_t* SharedMemory() {

@@ -49,6 +49,9 @@ void BarrierWarp();
 uint64_t Exchange(uint64_t value, uint32_t lane);
 uint32_t Votes(bool mine);
 uint8_t* SharedMemory();
+// A copy of 16 bytes that happens as late as it may: when the thread waits for its copies.
+void CopyLater(void* shared, const void* from);
+void CopyNow();
 // Runs `body` once per thread of every block.
 void RunGrid(Grid grid, uint32_t threads, size_t shared, void (*body)(void*), void* context);
 }  // namespace emulated
@@ -68,6 +71,8 @@ LODE_DEVICE void FenceDevice() {}
 LODE_DEVICE void WaitForPrevious() {}
 LODE_DEVICE void LetNextStart() {}
 LODE_DEVICE void PrefetchLine(const void*) {}
+LODE_DEVICE void CopyAhead16(void* shared, const void* from) { emulated::CopyLater(shared, from); }
+LODE_DEVICE void WaitForCopies() { emulated::CopyNow(); }
 
 LODE_DEVICE uint32_t ShuffleFrom(uint32_t x, uint32_t lane) {
   return static_cast<uint32_t>(emulated::Exchange(x, lane));
@@ -87,6 +92,14 @@ LODE_DEVICE float ShuffleXor(float x, uint32_t mask) {
 LODE_DEVICE uint64_t ShuffleXor(uint64_t x, uint32_t mask) {
   return emulated::Exchange(x, (ThreadId() % 32) ^ mask);
 }
+LODE_DEVICE uint32_t LargestOfWarp(uint32_t x) {
+  for (uint32_t w = 16; w >= 1; w /= 2) {
+    const uint32_t other = ShuffleXor(x, w);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+LODE_DEVICE uint32_t SmallestOfWarp(uint32_t x) { return ~LargestOfWarp(~x); }
 LODE_DEVICE uint32_t Ballot(bool predicate) { return emulated::Votes(predicate); }
 LODE_DEVICE uint32_t ShuffleUp(uint32_t x, uint32_t by) {
   const uint32_t lane = ThreadId() % 32;
@@ -144,6 +157,12 @@ inline void Launch(Stream, Grid grid, uint32_t threads, size_t shared, void (*ke
         std::apply(c.kernel, c.args);
       },
       &call);
+}
+
+template <class... P, class... A>
+inline void LaunchAhead(Stream stream, Grid grid, uint32_t threads, size_t shared,
+                        void (*kernel)(P...), A... args) {
+  Launch(stream, grid, threads, shared, kernel, args...);
 }
 
 }  // namespace lode::cuda

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kernels/cuda/launch.h"
+
 namespace lode::cuda {
 namespace {
 
@@ -37,6 +39,7 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   facts.capability = 75;
   facts.multiprocessors = 4;
   facts.shared_bytes_per_block = 48 * 1024;
+  shared_bytes_max = 128 * 1024;
   facts.total_bytes = facts.free_bytes = kCardBytes;
   return facts;
 }
