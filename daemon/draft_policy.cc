@@ -31,19 +31,25 @@ double Interpolate(double x, double max, const auto& at) {
 
 void WindowCosts::Add(Cell* cell, double ns, double lookups, double misses) const {
   if (cell->n > kTrust) ns = std::min(ns, k_.outlier * cell->ns);
+  const double age = cell->n > 0 ? static_cast<double>(windows_ - cell->seen) : 0;
   cell->n = std::min(cell->n + 1, 1 / k_.cost_weight);
-  cell->ns += (ns - cell->ns) / cell->n;
-  cell->lookups += (lookups - cell->lookups) / cell->n;
-  cell->misses += (misses - cell->misses) / cell->n;
+  const double weight = std::max(1 / cell->n, std::min(0.5, (age - 1) * k_.age_weight));
+  cell->ns += (ns - cell->ns) * weight;
+  cell->lookups += (lookups - cell->lookups) * weight;
+  cell->misses += (misses - cell->misses) * weight;
+  cell->seen = windows_;
 }
 
 void WindowCosts::ObserveWindow(uint32_t rows, uint64_t ns, uint64_t lookups, uint64_t misses) {
   if (rows == 0 || rows > kWindowRowsMax) return;
+  ++windows_;
   Cell& cell = cells_[rows];
+  if (windows_ - cell.seen > k_.stale_after) cell = {};
   const double time = static_cast<double>(ns), missed = static_cast<double>(misses);
   if (lookups > 0) {
     const double share = missed / static_cast<double>(lookups);
-    miss_share_ += (share - miss_share_) * (cells_[rows].n == 0 && miss_share_ == 0 ? 1 : kMissWeight);
+    miss_share_ +=
+        (share - miss_share_) * (cells_[rows].n == 0 && miss_share_ == 0 ? 1 : kMissWeight);
   }
   if (cell.n > kTrust && time < k_.outlier * cell.ns) {
     const double dm = missed - cell.misses, dt = time - cell.ns;
@@ -92,7 +98,8 @@ double WindowCosts::Depth(uint32_t depth) const {
   // Guesses cost about the same each; following alone costs no output matrix.
   for (uint32_t distance = 1; distance <= kDraftsMax; ++distance) {
     for (const uint32_t d : {depth - distance, depth + distance}) {  // wraps around below zero
-      if (d >= 1 && d <= kDraftsMax && known(d)) return depths_[d].ns * std::max(0.5, 1.0 * depth) / d;
+      if (d >= 1 && d <= kDraftsMax && known(d))
+        return depths_[d].ns * std::max(0.5, 1.0 * depth) / d;
     }
   }
   return k_.start_guess_cost * Rows(1) * std::max(0.5, 1.0 * depth);
@@ -131,7 +138,8 @@ std::vector<uint32_t> ChooseDrafts(const WindowCosts& costs, const PolicyConstan
                                    uint32_t base_rows, uint32_t base_tokens, uint32_t room,
                                    std::span<const DraftOffer> offers) {
   std::vector<uint32_t> taken(offers.size(), 0), best = taken;
-  std::vector<double> reach(offers.size(), 1);  // probability that all taken drafts of the offer hold
+  std::vector<double> reach(offers.size(),
+                            1);  // probability that all taken drafts of the offer hold
   double tokens = base_tokens;
   const double none = tokens / costs.Window(base_rows);
   double best_rate = none * constants.advantage_min;
@@ -184,11 +192,13 @@ uint32_t Explorer::Adjust(uint32_t best, uint32_t max, const PolicyConstants& co
   if (max == 0) return 0;
   if (best == 0) {
     busy_ = 0;
-    if (++idle_ < constants.explore_every) return 0;
+    if (wait_ == 0) wait_ = constants.explore_first;
+    if (++idle_ < wait_) return 0;
     idle_ = 0;
+    wait_ = std::min(2 * wait_, constants.explore_every);
     return 1;
   }
-  idle_ = 0;
+  idle_ = wait_ = 0;
   if (++busy_ < constants.probe_every) return best;
   busy_ = 0;
   up_ = !up_;

@@ -1,9 +1,10 @@
 // How many drafts a window should verify, and how many to guess for the next one: learned numbers
-// and pure functions over them. The question is always the same: which number of rows gives the most
-// committed tokens per second, when a row costs what windows of that many rows were seen to cost
-// under the present share of expert misses, and a draft holds as often as drafts of its source and
-// depth were seen to hold. No clock, no randomness, no engine: tests and simulations call the same
-// code. Step 3 of the life of a token; scheduler thread. Reasons and figures: docs/design/drafts.md.
+// and pure functions over them. The question is always the same: which number of rows gives the
+// most committed tokens per second, when a row costs what windows of that many rows were seen to
+// cost under the present share of expert misses, and a draft holds as often as drafts of its source
+// and depth were seen to hold. No clock, no randomness, no engine: tests and simulations call the
+// same code. Step 3 of the life of a token; scheduler thread. Reasons and figures:
+// docs/design/drafts.md.
 #pragma once
 
 #include <array>
@@ -35,6 +36,12 @@ struct PolicyConstants {
   // A running mean forgets with this weight once it has 1 / weight observations; about a second of
   // decoding.
   double cost_weight = 1.0 / 32;
+  // A row count that was not seen for some windows is believed less: its next window counts
+  // `weight` more for every window between, at most half; after stale_after windows its mean starts
+  // anew. What was learned under another tier, split or load would stand in the way for minutes
+  // otherwise.
+  double age_weight = 1.0 / 128;
+  uint32_t stale_after = 128;
   // One observation counts at most this many times the mean: a window that lost its core says
   // nothing about rows.
   double outlier = 4.0;
@@ -43,12 +50,14 @@ struct PolicyConstants {
   // Trials count this much less with every later one: the last 50 or so matter.
   double acceptance_decay = 0.98;
   // Every n-th window of a sequence that offers nothing tries one draft: acceptance and costs may
-  // have changed. Costs at most (cost of that window - 1) / n.
-  uint32_t explore_every = 64;
+  // have changed. Costs at most (cost of that window - 1) / n. At first, and when drafts have just
+  // ceased to pay, sooner: the distance begins at explore_first and doubles.
+  uint32_t explore_first = 8, explore_every = 64;
   // Every n-th window that offers something tries one draft more or one less, in turn: keeps the
   // neighbours' costs fresh.
   uint32_t probe_every = 32;
-  // Another number of rows must promise this much more than none at all: noise is no reason to draft.
+  // Another number of rows must promise this much more than none at all: noise is no reason to
+  // draft.
   double advantage_min = 1.01;
 };
 
@@ -56,8 +65,8 @@ struct PolicyConstants {
 class WindowCosts {
  public:
   explicit WindowCosts(const PolicyConstants& constants = {}) : k_(constants) {}
-  // A finished window of decode and draft rows only: time without drafting, routed pairs and how many
-  // of them missed.
+  // A finished window of decode and draft rows only: time without drafting, routed pairs and how
+  // many of them missed.
   void ObserveWindow(uint32_t rows, uint64_t ns, uint64_t lookups, uint64_t misses);
   // Drafting behind a window: how deep the head guessed; 0: it only followed.
   void ObserveDrafting(uint32_t depth, uint64_t ns);
@@ -73,23 +82,27 @@ class WindowCosts {
   struct Cell {
     double n = 0;  // observations, capped by forgetting
     double ns = 0, lookups = 0, misses = 0;
+    uint64_t seen = 0;  // ObserveWindow's count at the last one
   };
   void Add(Cell* cell, double ns, double lookups, double misses) const;
   double AtPresentMisses(const Cell& cell) const;
   double Rows(uint32_t rows) const;
   double Depth(uint32_t depth) const;
-  double Shape(uint32_t rows) const { return k_.start_cost_first + k_.start_cost_step * (rows - 1); }
+  double Shape(uint32_t rows) const {
+    return k_.start_cost_first + k_.start_cost_step * (rows - 1);
+  }
 
   PolicyConstants k_;
   std::array<Cell, kWindowRowsMax + 1> cells_ = {};  // [rows]
   std::array<Cell, kDraftsMax + 1> depths_ = {};     // [depth]
   double miss_share_ = 0;
+  uint64_t windows_ = 0;
   // Time per miss: regression of time on misses, each against its own row count's mean.
   double sum_mm_ = 0, sum_mt_ = 0;
 };
 
-// How often drafts hold, by class and depth (1..kDraftsMax), each given that the one before held; and
-// how often the head, asked for a depth, is sure enough to guess it.
+// How often drafts hold, by class and depth (1..kDraftsMax), each given that the one before held;
+// and how often the head, asked for a depth, is sure enough to guess it.
 class Acceptance {
  public:
   explicit Acceptance(const PolicyConstants& constants = {}) : k_(constants) {}
@@ -97,8 +110,8 @@ class Acceptance {
   void Observe(DraftClass c, uint32_t offered, uint32_t held);
   // The head was asked for `wanted` guesses and gave `given`.
   void ObserveGuesses(uint32_t wanted, uint32_t given);
-  // Probability that the draft at `depth` holds, given those before. `prior`: what to believe before
-  // there are trials; null: the neutral start.
+  // Probability that the draft at `depth` holds, given those before. `prior`: what to believe
+  // before there are trials; null: the neutral start.
   double Holds(DraftClass c, uint32_t depth, const Acceptance* prior) const;
   double Guessed(uint32_t depth, const Acceptance* prior) const;
 
@@ -142,7 +155,7 @@ class Explorer {
   uint32_t Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants);
 
  private:
-  uint32_t idle_ = 0, busy_ = 0;
+  uint32_t idle_ = 0, busy_ = 0, wait_ = 0;  // wait_ 0: the next idle time begins
   bool up_ = true;
 };
 

@@ -1,6 +1,6 @@
 // The policy as a pure function, and in simulation: over window costs and acceptances as they were
-// recorded on real machines it must find the best number of drafts, and where drafting loses it must
-// cost no more than its exploration.
+// recorded on real machines it must find the best number of drafts, and where drafting loses it
+// must cost no more than its exploration.
 #include "daemon/draft_policy.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@ using Costs = std::array<double, kWindowRowsMax + 1>;  // [rows] ns
 struct World {
   const char* name;
   Costs window;
-  double guess;        // per depth
-  double follow;       // when nothing is guessed
+  double guess;   // per depth
+  double follow;  // when nothing is guessed
   double holds[kDraftsMax];
   double noise = 0.05;  // relative standard deviation of a window's time
 };
@@ -91,11 +91,13 @@ const World kWorlds[] = {
     {"published shape, code", Line(10e6, 0.35), 0.6e6, 0.3e6, {.90, .90, .91, .92, .92, .92, .92}},
     {"published shape, chat", Line(10e6, 0.35), 0.6e6, 0.3e6, {.84, .84, .84, .84, .84, .84, .84}},
     {"cheap rows", Line(10e6, 0.08), 0.3e6, 0.15e6, {.87, .87, .87, .87, .87, .87, .87}},
-    {"knee at four rows", Table({10, 10.5, 11, 11.5, 18, 19, 20, 21}), 0.4e6, 0.2e6,
+    {"knee at four rows",
+     Table({10, 10.5, 11, 11.5, 18, 19, 20, 21}),
+     0.4e6,
+     0.2e6,
      {.87, .87, .87, .87, .87, .87, .87}},
     {"half hold", Line(10e6, 0.2), 0.5e6, 0.25e6, {.5, .5, .5, .5, .5, .5, .5}},
-    {"rows cost as much as windows", Line(10e6, 0.95), 0.6e6, 0.3e6,
-     {.7, .7, .7, .7, .7, .7, .7}},
+    {"rows cost as much as windows", Line(10e6, 0.95), 0.6e6, 0.3e6, {.7, .7, .7, .7, .7, .7, .7}},
     {"nothing holds", Line(10e6, 0.35), 0.6e6, 0.3e6, {.02, .02, .02, .02, .02, .02, .02}},
 };
 
@@ -112,8 +114,8 @@ TEST(DraftPolicy, FindsTheBestNumberOfDrafts) {
       }
     }
     const double policy = Simulate(world, -1, kWindows, 2).rate();
-    std::printf("figure: draft policy, %-30s best %d drafts, policy reaches %.3f of it\n", world.name,
-                best_fixed, policy / best);
+    std::printf("figure: draft policy, %-30s best %d drafts, policy reaches %.3f of it\n",
+                world.name, best_fixed, policy / best);
     EXPECT_GE(policy, 0.96 * best) << world.name;
   }
 }
@@ -123,9 +125,8 @@ TEST(DraftPolicy, WhereDraftingLosesItCostsItsExplorationOnly) {
   for (const World& world : kWorlds) {
     const Score none = Simulate(world, 0, 4000, 3), policy = Simulate(world, -1, 4000, 4);
     // One window in explore_every verifies and guesses one draft; a twentieth of that for luck.
-    const double exploration =
-        (world.window[2] - world.window[1] + world.guess - world.follow) / world.window[1] /
-        k.explore_every;
+    const double exploration = (world.window[2] - world.window[1] + world.guess - world.follow) /
+                               world.window[1] / k.explore_every;
     EXPECT_GE(policy.rate(), none.rate() * (1 - exploration - 0.01)) << world.name;
   }
 }
@@ -165,6 +166,60 @@ TEST(DraftPolicy, LearnsThatTheTextChanged) {
   EXPECT_GT(run(300, true), 2.5);
 }
 
+// The tier is taken away: windows get slower, every row dearer, all pairs miss, and the first
+// windows are slower still. What was learned before, and in that moment, must not stand in the way
+// for long.
+TEST(DraftPolicy, LearnsThatTheTierChanged) {
+  constexpr double kHolds = 0.87;
+  constexpr uint32_t kBefore = 1000, kShock = 10, kSettle = 300, kAfter = 1500;
+  const PolicyConstants k;
+  const Costs resident = Line(17e6, 0.06), missing = Line(20e6, 0.3);
+  WindowCosts costs(k);
+  Acceptance mine(k), all(k);
+  Explorer explorer;
+  std::mt19937 random(5);
+  std::normal_distribution<double> noise(1, 0.05);
+  std::uniform_real_distribution<double> uniform;
+  uint32_t available = 0;
+  bool explore = false;
+  Score late;
+  for (uint32_t w = 0; w < kBefore + kSettle + kAfter; ++w) {
+    DraftOffer offer;
+    offer.n = available;
+    for (uint32_t i = 0; i < available; ++i)
+      offer.holds[i] = mine.Holds(DraftClass::kHead, i + 1, &all);
+    const uint32_t take =
+        explore ? available
+                : ChooseDrafts(costs, k, 1, 1, kWindowRowsMax - 1, std::span(&offer, 1))[0];
+    uint32_t held = 0;
+    while (held < take && uniform(random) < kHolds) ++held;
+    const bool after = w >= kBefore;
+    double window = (after ? missing : resident)[1 + take] * std::max(0.5, noise(random));
+    if (after && w < kBefore + kShock) window *= 1 + take;
+    const uint64_t lookups = 480 * (1 + take) * 3 / 4;
+    costs.ObserveWindow(1 + take, static_cast<uint64_t>(window), lookups, after ? lookups : 0);
+    mine.Observe(DraftClass::kHead, take, held);
+    all.Observe(DraftClass::kHead, take, held);
+    if (w >= kBefore + kSettle) {
+      late.tokens += 1 + held;
+      late.seconds += window;
+    }
+    const uint32_t best = ChooseDepth(costs, k, mine, all, 1, kDraftsMax);
+    available = explorer.Adjust(best, kDraftsMax, k);
+    explore = available > best;
+    costs.ObserveDrafting(available, 0);
+  }
+  double fastest = 0;
+  for (uint32_t n = 0; n <= kDraftsMax; ++n) {
+    double tokens = 1, reach = 1;
+    for (uint32_t i = 0; i < n; ++i) tokens += reach *= kHolds;
+    fastest = std::max(fastest, tokens / missing[1 + n]);
+  }
+  std::printf("figure: draft policy after a change of tier: %.3f of the best\n",
+              late.rate() / fastest);
+  EXPECT_GE(late.rate(), 0.96 * fastest);
+}
+
 TEST(DraftPolicy, SharesTheRoomByGain) {
   WindowCosts costs;  // nothing measured: the start shape
   PolicyConstants k;
@@ -195,7 +250,8 @@ TEST(DraftPolicy, CostsFollowThePresentShareOfMisses) {
   };
   for (int i = 0; i < 200; ++i) window(i % 8 == 0 ? 2 : 1, 0.5);
   const double then = costs.Window(2);
-  for (int i = 0; i < 60; ++i) window(1, 0.1);  // the cache has warmed; two rows were not tried again
+  for (int i = 0; i < 60; ++i)
+    window(1, 0.1);  // the cache has warmed; two rows were not tried again
   const double now = costs.Window(2), truth = 2e6 + 20e3 * 0.1 * 175;
   EXPECT_NEAR(then, 2e6 + 20e3 * 0.5 * 175, 0.1 * then);
   EXPECT_NEAR(now, truth, 0.15 * truth);
