@@ -1,7 +1,7 @@
-// The vocabulary's grid look-ups without byte permutations of whole registers: indices are read from
-// the weights' bytes, entries loaded one by one and put into lanes. On current CPUs that takes about
-// half the time of a gather, whose lanes are loaded one by one too. Included by simd/x86.h for
-// AVX2, AVX-VNNI and AVX-512 without VBMI.
+// The vocabulary's grid look-ups without byte permutations of whole registers: indices are read
+// from the weights' bytes, entries loaded one by one and put into lanes. On current CPUs that takes
+// about half the time of a gather, whose lanes are loaded one by one too. Included by simd/x86.h
+// for AVX2, AVX-VNNI and AVX-512 without VBMI.
 #pragma once
 
 #include <cstring>
