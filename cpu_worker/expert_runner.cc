@@ -117,12 +117,23 @@ void ExpertRunner::GateUp(const ExpertJob& job, const KernelTable& table) {
   const uint32_t per_expert = ChunksPerExpert(*pool_, job.n_experts, rows);
   for (uint32_t j = 0; j < job.n_experts; ++j)
     gate_up_left_[j].store(per_expert, std::memory_order_relaxed);  // phases start with a release
-  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t thread) {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const auto first_row = [&](uint32_t chunk) {
+    return arena_ + layout_.offset(job.layer, job.experts[chunk / per_expert].expert) +
+           size_t{ChunkRows(rows, chunk % per_expert, per_expert).begin} * layer.gate_row_bytes;
+  };
+  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t thread,
+                                                  NodePool::Next& next) {
     const uint32_t entry = chunk / per_expert;
     if (failure_.load(std::memory_order_relaxed) == 0 && Aborted(job)) Fail(JobStatus::kAborted, 0);
     if (failure_.load(std::memory_order_relaxed) != 0)
       return;  // a hint; the flags below stay unset, peers end by the abort word too
-    GateUpChunk(job, table, entry, ChunkRows(rows, chunk % per_expert, per_expert), thread);
+    const auto next_row = [&]() -> const uint8_t* {
+      const uint32_t ahead = next.Claim();
+      return ahead == NodePool::Next::kNone ? nullptr : first_row(ahead);
+    };
+    GateUpChunk(job, table, entry, ChunkRows(rows, chunk % per_expert, per_expert), thread,
+                next_row);
     // acq_rel: the thread that ends the expert has seen every other chunk's writes, and its release
     // of the flag passes them on.
     if (gate_up_left_[entry].fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -132,7 +143,7 @@ void ExpertRunner::GateUp(const ExpertJob& job, const KernelTable& table) {
 }
 
 void ExpertRunner::GateUpChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry,
-                               RowRange rows, uint32_t thread) {
+                               RowRange rows, uint32_t thread, const NextRowFn& next_row) {
   const LayerExperts& layer = layout_.layers[job.layer];
   const uint8_t* expert = arena_ + layout_.offset(job.layer, job.experts[entry].expert);
   const uint32_t first = first_vector_[entry], n = first_vector_[entry + 1] - first;
@@ -153,8 +164,12 @@ void ExpertRunner::GateUpChunk(const ExpertJob& job, const KernelTable& table, u
                   gate_acts,
                   n,
                   gate_out};
+  const uint8_t* up = expert + layer.up_offset + size_t{rows.begin} * layer.up_row_bytes;
+  const auto up_row = [up] { return up; };
+  SetNext(&up_row, &args);
   mat[static_cast<uint32_t>(layer.gate)](args);
-  args.w = expert + layer.up_offset + size_t{rows.begin} * layer.up_row_bytes;
+  SetNext(&next_row, &args);
+  args.w = up;
   args.row_bytes = layer.up_row_bytes;
   args.acts = up_acts;
   args.out = up_out;
@@ -244,16 +259,27 @@ void ExpertRunner::Down(const ExpertJob& job, const KernelTable& table) {
   const uint32_t rows = layout_.hidden_rows().size();
   if (rows == 0) return;
   const uint32_t per_expert = ChunksPerExpert(*pool_, job.n_experts, rows);
-  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t) {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const auto first_row = [&](uint32_t chunk) {
+    return arena_ + layout_.offset(job.layer, job.experts[chunk / per_expert].expert) +
+           layer.down_offset +
+           size_t{ChunkRows(rows, chunk % per_expert, per_expert).begin} * layer.down_row_bytes;
+  };
+  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t, NodePool::Next& next) {
     if (failure_.load(std::memory_order_relaxed) == 0 && Aborted(job)) Fail(JobStatus::kAborted, 0);
     if (failure_.load(std::memory_order_relaxed) != 0) return;
-    DownChunk(job, table, chunk / per_expert, ChunkRows(rows, chunk % per_expert, per_expert));
+    const auto next_row = [&]() -> const uint8_t* {
+      const uint32_t ahead = next.Claim();
+      return ahead == NodePool::Next::kNone ? nullptr : first_row(ahead);
+    };
+    DownChunk(job, table, chunk / per_expert, ChunkRows(rows, chunk % per_expert, per_expert),
+              next_row);
     AddProgress();
   });
 }
 
 void ExpertRunner::DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry,
-                             RowRange rows) {
+                             RowRange rows, const NextRowFn& next_row) {
   const LayerExperts& layer = layout_.layers[job.layer];
   const bool floats = job.float_reference || Info(layer.down).act_block_len == 0;
   const uint32_t first = first_vector_[entry], n = first_vector_[entry + 1] - first;
@@ -271,13 +297,14 @@ void ExpertRunner::DownChunk(const ExpertJob& job, const KernelTable& table, uin
   const uint8_t* w =
       arena_ + layout_.offset(job.layer, job.experts[entry].expert) + layer.down_offset;
   const MatFn* mat = job.float_reference ? table.mat_float : table.mat;
-  const MatArgs args = {w + size_t{rows.begin} * layer.down_row_bytes,
-                        layer.down_row_bytes,
-                        rows.size(),
-                        layout_.width,
-                        acts,
-                        n,
-                        out};
+  MatArgs args = {w + size_t{rows.begin} * layer.down_row_bytes,
+                  layer.down_row_bytes,
+                  rows.size(),
+                  layout_.width,
+                  acts,
+                  n,
+                  out};
+  SetNext(&next_row, &args);
   mat[static_cast<uint32_t>(layer.down)](args);
 }
 

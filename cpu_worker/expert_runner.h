@@ -16,11 +16,12 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <vector>
 
-#include "shared/pool/node_pool.h"
 #include "kernels/kernel_table.h"
+#include "shared/pool/node_pool.h"
 #include "shared/wire/arena_layout.h"
 #include "shared/wire/exchange_layout.h"
 
@@ -62,12 +63,15 @@ class ExpertRunner {
 
   void CollectVectors(const ExpertJob& job);
   void GateUp(const ExpertJob& job, const KernelTable& table);
+  // Where the thread reads next, or null; claims that chunk.
+  using NextRowFn = std::function<const uint8_t*()>;
   void GateUpChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
-                   uint32_t thread);
+                   uint32_t thread, const NextRowFn& next_row);
   void Requantise(const ExpertJob& job, const KernelTable& table);
   void RequantiseVector(const ExpertJob& job, const KernelTable& table, uint32_t v);
   void Down(const ExpertJob& job, const KernelTable& table);
-  void DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows);
+  void DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
+                 const NextRowFn& next_row);
 
   bool WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t peer);
   bool Aborted(const ExpertJob& job) const;

@@ -29,8 +29,21 @@ struct MatArgs {
   const ActRow* acts;    // [n_acts]
   uint32_t n_acts;       // 1..8
   float* const* out;     // [n_acts] -> [n_rows]
+  // Weights that this thread reads after these, rows like these, or null: asked for once, when the
+  // last rows begin, and fetched into the cache meanwhile. Null: nothing is known.
+  const uint8_t* (*next)(const void* context) = nullptr;
+  const void* next_context = nullptr;
 };
 using MatFn = void (*)(const MatArgs& args);
+
+// Lets `next()`, which lives as long as the call does, tell what is read after it.
+template <class Function>
+void SetNext(const Function* next, MatArgs* args) {
+  args->next = [](const void* context) -> const uint8_t* {
+    return (*static_cast<const Function*>(context))();
+  };
+  args->next_context = next;
+}
 
 // Every table works on groups of rows, at most this many. A call whose n_rows is no multiple pays for
 // a whole last group, one with fewer rows for copying them too: cut work at multiples of it.

@@ -1,7 +1,8 @@
 // See kernel_bench.h. A case is timed as phases of the engine's pool. Weights in memory are one
 // long stream of rows: every phase goes on where the last one ended, so that nothing is in a cache
 // when it is read, whatever the machine's caches are. Weights in cache are one small piece per
-// thread, read again and again. The best repetition counts: other load only ever slows down.
+// thread, read again and again. Phases of the product and of the yardstick, plain reads of the same
+// pieces, take turns.
 #include "cpu_worker/bench/kernel_bench.h"
 
 #include <unistd.h>
@@ -61,34 +62,60 @@ uint64_t StreamBytes(const KernelBenchOptions& options) {
 }
 
 // Does one claim of a phase and returns the bytes that it read.
-using ClaimFn = std::function<size_t(uint32_t claim, uint32_t thread)>;
+using ClaimFn = std::function<size_t(uint32_t claim, uint32_t thread, NodePool::Next& next)>;
 
-// Bytes per second of the best repetition. `done(claims)` is told after every phase how many claims
-// it had. The phase grows until its length is a fair part of the budget; only full-grown ones
-// count.
-double BestRate(NodePool* pool, double seconds, const ClaimFn& claim,
-                const std::function<void(uint32_t)>& done) {
+// Something to be timed: bytes per second of its phases so far.
+struct Work {
+  ClaimFn claim;
+  uint32_t claims = 0;  // of its next phase
+  std::vector<double> rates = {};
+};
+
+double Median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + static_cast<ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+// One phase; its length in ns.
+double RunPhase(NodePool* pool, Work* work, double* rate) {
+  std::atomic<size_t> bytes{0};
+  const uint64_t start = NowNs();
+  pool->RunPhase(work->claims, [&](uint32_t c, uint32_t thread, NodePool::Next& next) {
+    bytes.fetch_add(work->claim(c, thread, next),
+                    std::memory_order_relaxed);  // the phase's end orders
+  });
+  const double ns = std::max(1.0, static_cast<double>(NowNs() - start));
+  *rate = static_cast<double>(bytes.load()) / ns * kNsPerSecond;
+  return ns;
+}
+
+// Phases of all works in turn, so that a bus that is faster in one minute than in the next is so
+// for all of them, until the first one has had its seconds. `done(claims)` is told after every
+// phase how many claims it had. A phase grows until its length is a fair part of the budget; only
+// full-grown ones count.
+void RunInTurn(NodePool* pool, double seconds, std::vector<Work>* works,
+               const std::function<void(uint32_t)>& done) {
   const double budget_ns = seconds * kNsPerSecond;
   const uint32_t claims_max = NodePool::kChunksMax / 2 / pool->threads() * pool->threads();
-  uint32_t claims = pool->threads();
-  double best = 0, spent_ns = 0;
-  for (int repetition = 0; repetition < kRepetitionsMin || spent_ns < budget_ns;) {
-    std::atomic<size_t> bytes{0};
-    const uint64_t start = NowNs();
-    pool->RunPhase(claims, [&](uint32_t c, uint32_t thread) {
-      bytes.fetch_add(claim(c, thread), std::memory_order_relaxed);  // the phase's end orders
-    });
-    const double ns = std::max(1.0, static_cast<double>(NowNs() - start));
-    done(claims);
-    spent_ns += ns;
-    if (ns < budget_ns / kPhasesPerBudget && claims < claims_max) {
-      claims = std::min(claims_max, claims * 2);
-      continue;
+  double rate;
+  for (Work& work : *works) {
+    work.claims = pool->threads();
+    while (RunPhase(pool, &work, &rate) < budget_ns / kPhasesPerBudget &&
+           work.claims < claims_max) {
+      done(work.claims);
+      work.claims = std::min(claims_max, work.claims * 2);
     }
-    best = std::max(best, static_cast<double>(bytes.load()) / ns * kNsPerSecond);
-    ++repetition;
+    done(work.claims);
   }
-  return best;
+  double spent_ns = 0;
+  for (int repetition = 0; repetition < kRepetitionsMin || spent_ns < budget_ns; ++repetition) {
+    for (Work& work : *works) {
+      const double ns = RunPhase(pool, &work, &rate);
+      done(work.claims);
+      work.rates.push_back(rate);
+      if (&work == &works->front()) spent_ns += ns;
+    }
+  }
 }
 
 // The run: one buffer, filled with the rows of one format after the other.
@@ -109,8 +136,11 @@ class Bench {
   Status MeasureFormat(Format format);
   void Fill(const std::vector<uint8_t>& pattern, size_t row_bytes);
   void MeasurePlace(const Place& place);
-  double MeasureRead(const Place& place, double seconds);  // bytes per second of the best reader
-  KernelBenchCase Measure(const Place& place, const KernelTable& table, uint32_t n_acts);
+  ClaimFn Reader(const Place& place, size_t reader);
+  ClaimFn BestReader(const Place& place);
+  KernelBenchCase Measure(const Place& place, const KernelTable& table, uint32_t n_acts,
+                          const ClaimFn& reader);
+  double RateOf(const Place& place, const std::vector<double>& rates) const;
   const uint8_t* NextPiece(uint32_t claim) const;
 
   const KernelBenchOptions options_;
@@ -121,6 +151,7 @@ class Bench {
   std::vector<uint32_t> threads_;
   std::unique_ptr<Segment> memory_;
   std::map<std::pair<uint32_t, bool>, size_t> winners_;  // best reader by threads and residence
+  std::atomic<uint64_t> sink_of_reads_{0};               // so that the loads are needed
   // Of the format at hand.
   Format format_ = Format::kF32;
   size_t row_bytes_ = 0;
@@ -233,38 +264,48 @@ const uint8_t* Bench::NextPiece(uint32_t claim) const {
 }
 
 // The yardstick: the same pieces, the same threads, the same pages, nothing but loads.
-double Bench::MeasureRead(const Place& place, double seconds) {
-  const size_t resident = resident_rows_ * row_bytes_, piece = piece_rows_ * row_bytes_;
+ClaimFn Bench::Reader(const Place& place, size_t reader) {
   const MemoryReader* readers = nullptr;
-  const size_t n = MemoryReaders(&readers);
-  // All of them the first time, then the one that won.
-  const auto won = winners_.find({place.pool->threads(), place.resident});
-  const size_t first = won != winners_.end() ? won->second : 0;
-  const size_t end = won != winners_.end() ? won->second + 1 : n;
-  std::atomic<uint64_t> sink{0};
-  double best = 0;
-  size_t best_reader = first;
-  for (size_t i = first; i < end; ++i) {
-    const auto read = [&](uint32_t claim, uint32_t thread) {
-      const uint8_t* p = place.resident ? memory_->data() + thread * resident : NextPiece(claim);
-      const size_t bytes =
-          (place.resident ? resident : piece) / bench::kReadStride * bench::kReadStride;
-      const size_t passes = place.resident ? std::max<size_t>(1, kPieceBytes / bytes) : 1;
-      uint64_t all = 0;
-      for (size_t pass = 0; pass < passes; ++pass) all += readers[i].read(p, bytes) + pass;
-      sink.fetch_add(all, std::memory_order_relaxed);  // so that the loads are needed
-      return bytes * passes;
-    };
-    const double rate =
-        BestRate(place.pool, seconds, read, [&](uint32_t claims) { next_piece_ += claims; });
-    if (rate > best) best_reader = i;
-    best = std::max(best, rate);
-  }
-  winners_[{place.pool->threads(), place.resident}] = best_reader;
-  return best;
+  MemoryReaders(&readers);
+  const size_t resident = resident_rows_ * row_bytes_, piece = piece_rows_ * row_bytes_;
+  const size_t bytes =
+      (place.resident ? resident : piece) / bench::kReadStride * bench::kReadStride;
+  const size_t passes = place.resident ? std::max<size_t>(1, kPieceBytes / bytes) : 1;
+  return [this, resident, bytes, passes, is_resident = place.resident, read = readers[reader].read](
+             uint32_t claim, uint32_t thread, NodePool::Next&) {
+    const uint8_t* p = is_resident ? memory_->data() + thread * resident : NextPiece(claim);
+    uint64_t all = 0;
+    for (size_t pass = 0; pass < passes; ++pass) all += read(p, bytes) + pass;
+    sink_of_reads_.fetch_add(all, std::memory_order_relaxed);
+    return bytes * passes;
+  };
 }
 
-KernelBenchCase Bench::Measure(const Place& place, const KernelTable& table, uint32_t n_acts) {
+// All readers are tried the first time; the one with the best median stays.
+ClaimFn Bench::BestReader(const Place& place) {
+  const auto won = winners_.find({place.pool->threads(), place.resident});
+  if (won != winners_.end()) return Reader(place, won->second);
+  const MemoryReader* readers = nullptr;
+  const size_t n = MemoryReaders(&readers);
+  std::vector<Work> works;
+  for (size_t i = 0; i < n; ++i) works.push_back({Reader(place, i)});
+  RunInTurn(place.pool, options_.seconds, &works, [&](uint32_t claims) { next_piece_ += claims; });
+  const auto best = std::max_element(works.begin(), works.end(), [](const Work& a, const Work& b) {
+    return Median(a.rates) < Median(b.rates);
+  });
+  const size_t reader = static_cast<size_t>(best - works.begin());
+  winners_[{place.pool->threads(), place.resident}] = reader;
+  return Reader(place, reader);
+}
+
+// In its own cache a core is disturbed by other load only, so the best phase counts; the memory is
+// everybody's, so the median does.
+double Bench::RateOf(const Place& place, const std::vector<double>& rates) const {
+  return place.resident ? *std::max_element(rates.begin(), rates.end()) : Median(rates);
+}
+
+KernelBenchCase Bench::Measure(const Place& place, const KernelTable& table, uint32_t n_acts,
+                               const ClaimFn& reader) {
   const MatFn mat = table.mat[static_cast<size_t>(format_)];
   Activations acts(format_, n_acts, kCols, kSeed);
   acts.QuantizeWith(table);
@@ -273,27 +314,34 @@ KernelBenchCase Bench::Measure(const Place& place, const KernelTable& table, uin
   // Results of each thread: overwritten by its next piece, as in the engine.
   std::vector<std::vector<float>> out(n_threads * n_acts, std::vector<float>(rows));
   std::vector<std::atomic<bool>> wrong(n_threads);
-  const auto multiply = [&](const uint8_t* w, uint32_t thread) {
+  const auto multiply = [&](const uint8_t* w, uint32_t thread, NodePool::Next* next) {
     float* y[kWindowRowsMax];
     for (uint32_t a = 0; a < n_acts; ++a) y[a] = out[thread * n_acts + a].data();
-    mat({w, row_bytes_, rows, kCols, acts.rows(), n_acts, y});
+    MatArgs args = {w, row_bytes_, rows, kCols, acts.rows(), n_acts, y};
+    const auto ahead = [&]() -> const uint8_t* {
+      const uint32_t claim = next->Claim();
+      return claim == NodePool::Next::kNone ? nullptr : NextPiece(claim);
+    };
+    if (next != nullptr) SetNext(&ahead, &args);
+    mat(args);
   };
   const size_t bytes = rows * row_bytes_;
   const auto piece = [&](uint32_t claim, uint32_t thread) {
     return place.resident ? memory_->data() + thread * bytes : NextPiece(claim);
   };
-  const double rate = BestRate(
-      place.pool, options_.seconds,
-      [&](uint32_t claim, uint32_t thread) {
-        multiply(piece(claim, thread), thread);
-        return bytes;
-      },
-      [&](uint32_t claims) { next_piece_ += claims; });
+  std::vector<Work> works;
+  works.push_back({[&](uint32_t claim, uint32_t thread, NodePool::Next& next) {
+    multiply(piece(claim, thread), thread, place.resident ? nullptr : &next);
+    return bytes;
+  }});
+  works.push_back({reader});
+  RunInTurn(place.pool, options_.seconds, &works, [&](uint32_t claims) { next_piece_ += claims; });
+  const double rate = RateOf(place, works[0].rates), read_rate = RateOf(place, works[1].rates);
   // One more pass, looked at number by number.
   place.pool->RunPhase(n_threads, [&](uint32_t claim, uint32_t thread) {
     for (uint32_t a = 0; a < n_acts; ++a)
       std::fill(out[thread * n_acts + a].begin(), out[thread * n_acts + a].end(), kNoResult);
-    multiply(piece(claim, thread), thread);
+    multiply(piece(claim, thread), thread, nullptr);
     const uint32_t first = place.resident ? thread * rows % kPatternRows : 0;
     for (uint32_t a = 0; a < n_acts; ++a) {
       for (uint32_t r = 0; r < rows; ++r) {
@@ -310,23 +358,16 @@ KernelBenchCase Bench::Measure(const Place& place, const KernelTable& table, uin
   result.threads = n_threads;
   result.resident = place.resident;
   result.gb_per_s = rate / kBytesPerGb;
+  result.read_bandwidth_share = rate / read_rate;
   result.ns_per_block = kNsPerSecond * n_threads * Info(format_).block_bytes / rate;
   result.bits_ok = std::none_of(wrong.begin(), wrong.end(), [](const auto& w) { return w.load(); });
   return result;
 }
 
-// The yardstick is read before the cases and after them, and the better reading counts for all: on
-// a shared host the bus itself is faster in one minute than in the next.
 void Bench::MeasurePlace(const Place& place) {
-  double read_rate = MeasureRead(place, options_.seconds);
-  std::vector<KernelBenchCase> cases;
+  const ClaimFn reader = BestReader(place);
   for (const KernelTable* table : tables_) {
-    for (const uint32_t rows : options_.rows) cases.push_back(Measure(place, *table, rows));
-  }
-  read_rate = std::max(read_rate, MeasureRead(place, options_.seconds));
-  for (KernelBenchCase& c : cases) {
-    c.read_bandwidth_share = c.gb_per_s * kBytesPerGb / read_rate;
-    sink_.result(c);
+    for (const uint32_t rows : options_.rows) sink_.result(Measure(place, *table, rows, reader));
   }
 }
 

@@ -49,7 +49,7 @@ struct KernelBenchCase {
   uint32_t rows = 0, threads = 0;
   bool resident = false;
   double gb_per_s = 0;              // weight bytes, all threads together
-  double read_bandwidth_share = 0;  // of the best vector read with these threads, here and now
+  double read_bandwidth_share = 0;  // of vector reads with these threads, taking turns with it
   double ns_per_block = 0;          // of one thread, for all rows
   bool bits_ok = false;             // every result of a whole pass equals the definition's
 };

@@ -56,7 +56,7 @@ void PrintMachine(const KernelBenchMachine& m, double seconds, std::FILE* notes)
   for (const std::string& isa : m.refused_isas) fmt::print(notes, "not measured: {}\n", isa);
   for (const std::string& warning : m.warnings) fmt::print(notes, "warning: {}\n", warning);
   fmt::print(notes, "{} cases, about {:.0f} s\n", m.cases,
-             1.5 * seconds * static_cast<double>(m.cases));
+             2.8 * seconds * static_cast<double>(m.cases));
   std::fflush(notes);
 }
 

@@ -35,7 +35,8 @@ constexpr Feature kAvx512Features[] = {
     {7, 0, 1, 30, "the CPU has no AVX-512 BW"},   {7, 0, 1, 31, "the CPU has no AVX-512 VL"},
     {7, 0, 2, 11, "the CPU has no AVX-512 VNNI"},
 };
-constexpr Feature kAvx512VbmiFeatures[] = {{7, 0, 2, 1, "the CPU has no AVX-512 VBMI"}};
+constexpr Feature kAvx512VbmiFeatures[] = {{7, 0, 2, 1, "the CPU has no AVX-512 VBMI"},
+                                           {7, 0, 2, 8, "the CPU has no GFNI"}};
 constexpr uint32_t kOsxsaveBit = 27;     // leaf 1, ecx: XGETBV exists and the system uses XSAVE
 constexpr uint64_t kAvxState = 0x06;     // XCR0: SSE and AVX registers
 constexpr uint64_t kAvx512State = 0xe6;  // and opmask, upper halves, registers 16..31

@@ -9,7 +9,8 @@
 // one instruction, integer sums need no horizontal reduction, and one vector multiplication and
 // addition moves all chains. The transposition is paid once for all activation rows. A row group is
 // one contiguous piece of memory (rows follow each other), so while it is worked off the next
-// group's bytes are prefetched linearly, the same number per step. Why this and not something else,
+// group's bytes are prefetched linearly, the same number per step; during the last group those of
+// the piece that the caller says comes next. Why this and not something else,
 // with figures: docs/design/kernels.md.
 #pragma once
 
@@ -108,34 +109,42 @@ constexpr uint32_t StepAt(uint32_t n) {
   return n;
 }
 
+// Fetches a stretch of memory into the second-level cache, line by line, while another is worked
+// off: as many bytes per unit of blocks as the unit itself has, spread evenly over its steps. In
+// one go they would take every line buffer of the core, and loads that only want the second-level
+// cache would wait behind them.
+struct LinearPrefetch {
+  const uint8_t* next;
+  template <uint32_t kStep, uint32_t kSteps, size_t kBytes>
+  LODE_ALWAYS_INLINE void Step() const {
+    constexpr size_t kLines = (kBytes + kCacheLineBytes - 1) / kCacheLineBytes;
+    for (size_t i = kStep * kLines / kSteps; i < (kStep + 1) * kLines / kSteps; ++i)
+      __builtin_prefetch(next + i * kCacheLineBytes, 0, 2);
+  }
+};
+
 // kN blocks that are read together.
 template <class S, class F, uint32_t kN, uint32_t kActs>
 LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
-                               const Acts<kActs>& acts, typename S::RowsF* acc) {
+                               const Acts<kActs>& acts, LinearPrefetch* ahead,
+                               typename S::RowsF* acc) {
+  constexpr uint32_t kSteps = F::kBlock / F::kStep;
+  constexpr size_t kBytes = size_t{S::kRows} * kN * F::kBytes;
   typename F::template Raw<S, kN> raw;
   raw.Load(rows);
   Unroll<kN>([&](auto i) __attribute__((always_inline)) {
     typename S::Words isum[Acts<kActs>::kMost];
-    Unroll<F::kBlock / F::kStep>([&](auto n) __attribute__((always_inline)) {
+    Unroll<kSteps>([&](auto n) __attribute__((always_inline)) {
       constexpr uint32_t step = StepAt<F>(n);
+      ahead->Step<i * kSteps + n, kN * kSteps, kBytes>();
       typename S::Words w[F::kStep / 4];
       raw.template Codes<i, step>(w);
       AddStep<S, F, kActs, step>(acts, block + i, raw, w, isum);
     });
     AddTerms<S, F, kActs, i>(acts, block + i, raw, isum, acc);
   });
+  ahead->next += kBytes;
 }
-
-// Prefetches a stretch of memory line by line, as much per step as the step itself reads.
-struct LinearPrefetch {
-  const uint8_t* next;  // null: nothing follows
-  template <size_t kBytes>
-  LODE_ALWAYS_INLINE void Step() {
-    if (next == nullptr) return;
-    for (size_t i = 0; i < kBytes; i += kCacheLineBytes) __builtin_prefetch(next + i, 0, 2);
-    next += kBytes;
-  }
-};
 
 // n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined:
 // a real call would spill all vector registers.
@@ -147,13 +156,12 @@ __attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride
   typename S::Rows rows = S::RowsAt(w, stride);
   uint32_t b = 0;
   for (; b + F::kUnit <= n_blocks; b += F::kUnit) {
-    ahead.template Step<size_t{S::kRows} * F::kUnit * F::kBytes>();
-    Blocks<S, F, F::kUnit, kActs>(rows, first_block + b, acts, acc);
+    Blocks<S, F, F::kUnit, kActs>(rows, first_block + b, acts, &ahead, acc);
     rows.Step(F::kUnit * F::kBytes);
   }
   if constexpr (F::kUnit > 1) {
     for (; b < n_blocks; ++b) {
-      Blocks<S, F, 1, kActs>(rows, first_block + b, acts, acc);
+      Blocks<S, F, 1, kActs>(rows, first_block + b, acts, &ahead, acc);
       rows.Step(F::kBytes);
     }
   }
@@ -171,7 +179,7 @@ inline void FewRows(const uint8_t* w, size_t stride, uint32_t n_rows, uint32_t n
     for (uint32_t r = 0; r < n_rows; ++r)
       std::memcpy(copy + r * kPiece * F::kBytes, w + r * stride + size_t{b} * F::kBytes,
                   size_t{n} * F::kBytes);
-    RowGroup<S, F, kActs>(copy, kPiece * F::kBytes, b, n, {nullptr}, acts, acc);
+    RowGroup<S, F, kActs>(copy, kPiece * F::kBytes, b, n, {copy}, acts, acc);
   }
 }
 
@@ -196,10 +204,17 @@ inline void StoreSums(const MatArgs& m, uint32_t row, uint32_t skip, uint32_t n_
   }
 }
 
+// The first group of a call has nobody who fetched it: in the order of memory it comes at the full
+// rate, in the order of 16 rows side by side at a quarter of it.
+inline void PrefetchGroup(const uint8_t* w, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += kCacheLineBytes) __builtin_prefetch(w + i, 0, 2);
+}
+
 // All rows, columns of one panel. The last group of a count that is no multiple of kRows overlaps
 // the one before; rows that are already done are computed again and not stored.
 template <class S, class F, uint32_t kActs>
 void MatPanel(const MatArgs& m, size_t column, uint32_t n_cols, const ActPanel* panel) {
+  const bool last_panel = column + n_cols == m.n_cols;
   const Acts<kActs> acts = {panel, m.n_acts};
   const uint32_t n_blocks = n_cols / F::kBlock;
   const uint8_t* w = m.w + column / F::kBlock * F::kBytes;
@@ -210,13 +225,18 @@ void MatPanel(const MatArgs& m, size_t column, uint32_t n_cols, const ActPanel* 
     StoreSums<S>(m, 0, 0, m.n_rows, acc);
     return;
   }
+  PrefetchGroup(w, n_blocks * F::kBytes == m.row_bytes ? S::kRows * m.row_bytes : 0);
   for (uint32_t done = 0; done < m.n_rows; done += S::kRows) {
     const uint32_t left = m.n_rows - done;
     const uint32_t skip = left < S::kRows ? S::kRows - left : 0, row = done - skip;
     const uint8_t* group = w + row * m.row_bytes;
     LoadSums<S>(m, row, S::kRows, column == 0, acc);
-    RowGroup<S, F, kActs>(group, m.row_bytes, 0, n_blocks,
-                          {left > S::kRows ? group + S::kRows * m.row_bytes : nullptr}, acts, acc);
+    const uint8_t* ahead = group + S::kRows * m.row_bytes;
+    if (left <= S::kRows) {  // the last group: itself again, which costs nothing
+      ahead = m.next != nullptr && last_panel ? m.next(m.next_context) : nullptr;
+      if (ahead == nullptr) ahead = group;
+    }
+    RowGroup<S, F, kActs>(group, m.row_bytes, 0, n_blocks, {ahead}, acts, acc);
     StoreSums<S>(m, row, skip, S::kRows, acc);
   }
 }

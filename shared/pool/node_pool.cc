@@ -103,7 +103,10 @@ void NodePool::RunErased(uint32_t n_chunks, PhaseFn fn, void* context) {
   LODE_CHECK(n_chunks <= kChunksMax, "{} chunks in a phase", n_chunks);
   if (n_chunks == 0) return;
   if (active_count_ == 1 || n_chunks == 1) {
-    for (uint32_t i = 0; i < n_chunks; ++i) fn(context, i, 0);
+    for (uint32_t i = 0; i < n_chunks; ++i) {
+      Next next(i + 1 < n_chunks ? i + 1 : Next::kNone);
+      fn(context, i, 0, next);
+    }
     return;
   }
   const uint32_t epoch = ++epoch_;

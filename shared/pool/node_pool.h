@@ -48,15 +48,25 @@ class NodePool {
   // Window open: threads spin. Closed: they sleep.
   void SetAwake(bool awake);
 
-  // Runs f(chunk, thread) for chunk 0..n-1, each exactly once, and returns when all are done; their
-  // writes are visible to the caller then. f must not throw and must be bounded in time.
+  // Given to f: next.Claim() is the chunk that this thread does after the present one, or
+  // Next::kNone. For functions that can prepare it, asked when the present one is nearly done.
+  using Next = PhaseBoard<std::atomic>::Next;
+
+  // Runs f(chunk, thread) or f(chunk, thread, next) for chunk 0..n-1, each exactly once, and
+  // returns when all are done; their writes are visible to the caller then. f must not throw and
+  // must be bounded in time.
   template <class F>
   void RunPhase(uint32_t n_chunks, F&& f) {
     using Function = std::remove_reference_t<F>;
     RunErased(
         n_chunks,
-        [](void* context, uint32_t chunk, uint32_t thread) {
-          (*static_cast<Function*>(context))(chunk, thread);
+        [](void* context, uint32_t chunk, uint32_t thread, Next& next) {
+          Function& function = *static_cast<Function*>(context);
+          if constexpr (std::is_invocable_v<Function&, uint32_t, uint32_t, Next&>) {
+            function(chunk, thread, next);
+          } else {
+            function(chunk, thread);
+          }
         },
         const_cast<void*>(static_cast<const void*>(&f)));
   }

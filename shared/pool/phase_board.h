@@ -18,8 +18,31 @@ namespace lode {
 template <template <class> class Atomic>
 class PhaseBoard {
  public:
-  using Fn = void (*)(void* context, uint32_t chunk, uint32_t thread);
+  class Next;
+  using Fn = void (*)(void* context, uint32_t chunk, uint32_t thread, Next& next);
   static constexpr uint32_t kChunksMax = 0xffff;  // 16 bits of the claim word
+
+  // Given to a chunk's function: which chunk its thread does next. Asking claims that chunk, so the
+  // answer is certain, and a function that asks when its own work is nearly done costs the others
+  // no choice worth having. Functions that do not ask have the chunk claimed when they return.
+  class Next {
+   public:
+    static constexpr uint32_t kNone = UINT32_MAX;
+    explicit Next(PhaseBoard* board) : board_(board) {}
+    explicit Next(uint32_t known) : chunk_(known), claimed_(true) {}  // without a board
+    // The same answer each time; kNone: no chunk of the phase is left.
+    uint32_t Claim() {
+      if (!claimed_) chunk_ = board_->ClaimAhead();
+      claimed_ = true;
+      return chunk_;
+    }
+
+   private:
+    friend class PhaseBoard;
+    PhaseBoard* board_ = nullptr;
+    uint32_t chunk_ = kNone;
+    bool claimed_ = false;
+  };
 
   // Caller. REQUIRES 1 <= n_chunks <= kChunksMax, an epoch that differs from the last one.
   void Open(uint32_t epoch, uint32_t n_chunks, Fn fn, void* context) {
@@ -37,7 +60,7 @@ class PhaseBoard {
     for (;;) {
       // Acquire: pairs with the release in Open: fn_ and context_.
       uint64_t claim = claim_.load(std::memory_order_acquire);
-      if (Next(claim) >= Count(claim)) return;
+      if (NextOf(claim) >= Count(claim)) return;
       // These may belong to a later phase than `claim`; then the exchange below fails.
       const auto fn = reinterpret_cast<Fn>(fn_.load(std::memory_order_relaxed));
       void* const context = reinterpret_cast<void*>(context_.load(std::memory_order_relaxed));
@@ -46,11 +69,16 @@ class PhaseBoard {
       if (!claim_.compare_exchange_strong(claim, claim + 1, std::memory_order_acquire,
                                           std::memory_order_relaxed))
         continue;
-      fn(context, Next(claim), thread);
-      // acq_rel: gathers the writes of every earlier finisher; the last one hands them to the
-      // caller through done_.
-      if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == Count(claim))
-        Publish(done_, claim >> 32);
+      // And those that the function claimed ahead: while this thread holds one, the phase is open.
+      for (uint32_t chunk = NextOf(claim); chunk != Next::kNone;) {
+        Next next(this);
+        fn(context, chunk, thread, next);
+        chunk = next.chunk_;
+        // acq_rel: gathers the writes of every earlier finisher; the last one hands them to the
+        // caller through done_.
+        if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == Count(claim))
+          Publish(done_, claim >> 32);
+      }
     }
   }
 
@@ -66,7 +94,20 @@ class PhaseBoard {
   static constexpr uint32_t Count(uint64_t claim) {
     return static_cast<uint32_t>(claim >> 16) & 0xffffu;
   }
-  static constexpr uint32_t Next(uint64_t claim) { return static_cast<uint32_t>(claim) & 0xffffu; }
+  static constexpr uint32_t NextOf(uint64_t claim) {
+    return static_cast<uint32_t>(claim) & 0xffffu;
+  }
+  // REQUIRES that this thread holds an unfinished chunk: then the phase cannot change.
+  uint32_t ClaimAhead() {
+    uint64_t claim = claim_.load(std::memory_order_acquire);
+    while (NextOf(claim) < Count(claim)) {
+      // Acquire keeps the chunk's reads behind its claim.
+      if (claim_.compare_exchange_strong(claim, claim + 1, std::memory_order_acquire,
+                                         std::memory_order_acquire))
+        return NextOf(claim);
+    }
+    return Next::kNone;
+  }
 
   // epoch (32 bits) | number of chunks (16) | next chunk (16). Writers: the caller between phases,
   // claiming threads inside them.

@@ -25,6 +25,19 @@ void Phases(NodePool* pool, uint32_t count, uint32_t seed) {
       ASSERT_EQ(hits[i], p + 1) << "phase " << p << " chunk " << i;
       hits[i] = 0;
     }
+    // Every third chunk is followed, on its thread, by the one that it claimed.
+    std::vector<uint32_t> promised(pool->threads(), NodePool::Next::kNone);
+    pool->RunPhase(n, [&](uint32_t chunk, uint32_t thread, NodePool::Next& next) {
+      if (promised[thread] != NodePool::Next::kNone) {
+        ASSERT_EQ(chunk, promised[thread]);
+      }
+      promised[thread] = chunk % 3 == 0 ? next.Claim() : NodePool::Next::kNone;
+      hits[chunk] += p + 1;
+    });
+    for (uint32_t i = 0; i < n; ++i) {
+      ASSERT_EQ(hits[i], p + 1) << "phase " << p << " chunk " << i << ", claimed ahead";
+      hits[i] = 0;
+    }
   }
 }
 

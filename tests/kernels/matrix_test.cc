@@ -194,6 +194,36 @@ TEST_P(EveryFormat, EveryTableEqualsTheReferenceAtModelWidth) {
   EXPECT_EQ(Differences(format, {40, 3, 2560}, w, w, true), 0u);
 }
 
+// What comes next is asked for once a call, by the last group of the last columns, and only
+// prefetched: it may lie anywhere.
+TEST_P(EveryQuantizedFormat, NextIsAskedOnceAndChangesNoBit) {
+  const Format format = GetParam();
+  for (const uint32_t cols : {512u, 8192u}) {  // one panel of activations, two
+    const uint32_t n_rows = 40;
+    const std::vector<uint8_t> w = RandomWeights(format, size_t{n_rows} * cols, 21, false);
+    const std::vector<float> x = RandomActivations(cols, 22);
+    const reference::QuantizedRow q = reference::Quantize(x, Info(format).act_block_len);
+    const ActRow act = AsActRow(q, x);
+    for (const KernelTable* table : RunnableTables()) {
+      std::vector<float> plain(n_rows), asked(n_rows);
+      float *plain_out[] = {plain.data()}, *asked_out[] = {asked.data()};
+      MatArgs args = {w.data(), RowBytes(format, cols), n_rows, cols, &act, 1, plain_out};
+      table->mat[static_cast<size_t>(format)](args);
+      int calls = 0;
+      const auto next = [&calls]() -> const uint8_t* {
+        ++calls;
+        return reinterpret_cast<const uint8_t*>(uintptr_t{4096});
+      };
+      SetNext(&next, &args);
+      args.out = asked_out;
+      table->mat[static_cast<size_t>(format)](args);
+      EXPECT_EQ(calls, 1) << table->name << ", " << cols << " columns";
+      for (uint32_t r = 0; r < n_rows; ++r)
+        ASSERT_EQ(Bits(asked[r]), Bits(plain[r])) << table->name << " row " << r;
+    }
+  }
+}
+
 TEST_P(EveryQuantizedFormat, ScalesThatAreNotFiniteStayNotFinite) {
   const Format format = GetParam();
   const uint32_t cols = 2 * Info(format).block_len;

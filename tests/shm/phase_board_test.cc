@@ -32,10 +32,17 @@ struct Phase {
   uint32_t runs[3] = {};
   bool over = false;
 };
-void Run(void* context, uint32_t chunk, uint32_t) {
+// Chunk 0 and 2 claim ahead, chunk 1 does not.
+template <class Next>
+void Run(void* context, uint32_t chunk, uint32_t, Next& next) {
   Phase& phase = *static_cast<Phase*>(context);
   if (phase.over) Model::current->Fail("a chunk of a phase that is over");
   if (chunk >= 3 || ++phase.runs[chunk] > 1) Model::current->Fail("a chunk ran twice");
+  if (chunk % 2 == 1) return;
+  const uint32_t ahead = next.Claim();
+  if (ahead != next.Claim()) Model::current->Fail("two answers");
+  if (ahead != Next::kNone && (ahead <= chunk || phase.runs[ahead] > 0))
+    Model::current->Fail("claimed ahead what another thread has");
 }
 
 // A short phase, then a longer one, as a caller runs them; `late` threads look at the board a few
@@ -52,7 +59,7 @@ Model::Result Explore(uint32_t deviations, uint32_t late) {
     threads.push_back([run] {
       const uint32_t counts[2] = {1, 3};
       for (uint32_t p = 0; p < 2; ++p) {
-        run->board.Open(p + 1, counts[p], Run, &run->phases[p]);
+        run->board.Open(p + 1, counts[p], Run<typename Board::Next>, &run->phases[p]);
         run->board.TakeChunks(0);
         for (uint64_t seen = p; seen != p + 1;)
           seen = WaitChangeWith<ModelPlatform>(run->board.done(), seen, {0, kNever});
@@ -86,6 +93,7 @@ TEST(PhaseBoard, LateThreadsTakeNothingThatIsNotTheirs) {
 class CountOutside {
  public:
   using Fn = PhaseBoard<StrongAtomic>::Fn;
+  using Next = PhaseBoard<StrongAtomic>::Next;
   void Open(uint32_t epoch, uint32_t n_chunks, Fn fn, void* context) {
     epoch_.store(epoch, std::memory_order_relaxed);
     fn_.store(reinterpret_cast<uint64_t>(fn), std::memory_order_relaxed);
@@ -101,7 +109,8 @@ class CountOutside {
       const uint32_t count = count_.load(std::memory_order_acquire);
       const uint32_t chunk = next_.fetch_add(1, std::memory_order_acq_rel);
       if (chunk >= count) return;
-      fn(context, chunk, thread);
+      Next next(Next::kNone);
+      fn(context, chunk, thread, next);
       if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 ==
           count_.load(std::memory_order_acquire))
         Publish(done_, epoch_.load(std::memory_order_acquire));

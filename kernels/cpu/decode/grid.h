@@ -20,8 +20,12 @@ struct WordGrid {
   uint32_t word[kRows];  // four magnitudes
 };
 template <size_t kRows>
+struct PairGrid {
+  uint64_t pair[kRows];  // eight magnitudes
+};
+template <size_t kRows>
 struct PlaneGrid {
-  alignas(64) uint8_t plane[4][kRows];
+  alignas(64) uint8_t plane[2][kRows];
 };
 
 template <uint32_t kBits>
@@ -29,41 +33,48 @@ constexpr uint8_t Level(const uint8_t* levels, uint32_t code, uint32_t j) {
   const uint32_t level = (code >> (kBits * j)) & ((1u << kBits) - 1);
   return levels[level];
 }
-template <uint32_t kBits, uint32_t kFirst, size_t kRows>
+template <uint32_t kBits, size_t kRows>
 constexpr WordGrid<kRows> MakeWords(const uint16_t (&codes)[kRows], const uint8_t* levels) {
   WordGrid<kRows> grid{};
   for (size_t r = 0; r < kRows; ++r)
     for (uint32_t j = 0; j < 4; ++j)
-      grid.word[r] |= uint32_t{Level<kBits>(levels, codes[r], kFirst + j)} << (8 * j);
+      grid.word[r] |= uint32_t{Level<kBits>(levels, codes[r], j)} << (8 * j);
   return grid;
 }
 
-constexpr WordGrid<512> kIq2xsLow = MakeWords<2, 0>(kIq2xsCodes, kIq2xsLevels);
-constexpr WordGrid<512> kIq2xsHigh = MakeWords<2, 4>(kIq2xsCodes, kIq2xsLevels);
-constexpr WordGrid<256> kIq3xxsWords = MakeWords<3, 0>(kIq3xxsCodes, kIq3xxsLevels);
-constexpr WordGrid<512> kIq3sWords = MakeWords<3, 0>(kIq3sCodes, kIq3sLevels);
-
-// Signed codes of byte planes are stored as vpdpbusd wants them: 128 + magnitude.
-constexpr uint8_t kPlaneBias = 128;
-
-constexpr PlaneGrid<256> MakeIq3xxsPlanes() {
-  PlaneGrid<256> grid{};
-  for (size_t r = 0; r < 256; ++r)
-    for (uint32_t j = 0; j < 4; ++j)
-      grid.plane[j][r] =
-          static_cast<uint8_t>(kPlaneBias + Level<3>(kIq3xxsLevels, kIq3xxsCodes[r], j));
+template <uint32_t kBits, size_t kRows>
+constexpr PairGrid<kRows> MakePairs(const uint16_t (&codes)[kRows], const uint8_t* levels) {
+  PairGrid<kRows> grid{};
+  for (size_t r = 0; r < kRows; ++r)
+    for (uint32_t j = 0; j < 8; ++j)
+      grid.pair[r] |= uint64_t{Level<kBits>(levels, codes[r], j)} << (8 * j);
   return grid;
 }
-// Two magnitudes (at most 15) share a byte: planes 0 and 1 are (0, 1) and (2, 3), low nibble first.
-constexpr PlaneGrid<512> MakeIq3sPlanes() {
-  PlaneGrid<512> grid{};
-  for (size_t r = 0; r < 512; ++r)
-    for (uint32_t j = 0; j < 4; ++j)
-      grid.plane[j / 2][r] = static_cast<uint8_t>(
-          grid.plane[j / 2][r] | Level<3>(kIq3sLevels, kIq3sCodes[r], j) << (4 * (j % 2)));
+
+constexpr PairGrid<512> kIq2xsPairs = MakePairs<2>(kIq2xsCodes, kIq2xsLevels);
+constexpr WordGrid<256> kIq3xxsWords = MakeWords<3>(kIq3xxsCodes, kIq3xxsLevels);
+constexpr WordGrid<512> kIq3sWords = MakeWords<3>(kIq3sCodes, kIq3sLevels);
+
+// Planes for byte permutations of 64 entries, which look at six bits of an index byte: a plane's
+// byte holds level codes of some weights, signs are put into its free bits, and one more
+// permutation turns six bits, of which some belong to other weights and do not matter, into a
+// signed code.
+//
+// IQ3 types: plane 0 has weight 0 in bits 0..2 and weight 1 in bits 5..7, their signs go to bits 3
+// and 4; plane 1 has weight 2 in bits 0..2 and weight 3 in bits 3, 4 and 7, signs in bits 5 and 6.
+// Weights 1 and 3 are looked up after a shift by two.
+template <size_t kRows>
+constexpr PlaneGrid<kRows> MakeIq3Planes(const uint16_t (&codes)[kRows]) {
+  PlaneGrid<kRows> grid{};
+  for (size_t r = 0; r < kRows; ++r) {
+    const uint32_t c0 = codes[r] & 7, c1 = codes[r] >> 3 & 7, c2 = codes[r] >> 6 & 7,
+                   c3 = codes[r] >> 9 & 7;
+    grid.plane[0][r] = static_cast<uint8_t>(c0 | c1 << 5);
+    grid.plane[1][r] = static_cast<uint8_t>(c2 | (c3 & 3) << 3 | c3 >> 2 << 7);
+  }
   return grid;
 }
-// Four level codes of two bits share a byte: planes 0 and 1 are weights 0..3 and 4..7.
+// IQ2_XS: four level codes of two bits share a byte: planes 0 and 1 are weights 0..3 and 4..7.
 constexpr PlaneGrid<512> MakeIq2xsPlanes() {
   PlaneGrid<512> grid{};
   for (size_t r = 0; r < 512; ++r)
@@ -71,21 +82,60 @@ constexpr PlaneGrid<512> MakeIq2xsPlanes() {
       grid.plane[j][r] = static_cast<uint8_t>(kIq2xsCodes[r] >> (8 * j));
   return grid;
 }
-constexpr PlaneGrid<256> kIq3xxsPlanes = MakeIq3xxsPlanes();
-constexpr PlaneGrid<512> kIq3sPlanes = MakeIq3sPlanes();
+constexpr PlaneGrid<256> kIq3xxsPlanes = MakeIq3Planes(kIq3xxsCodes);
+constexpr PlaneGrid<512> kIq3sPlanes = MakeIq3Planes(kIq3sCodes);
 constexpr PlaneGrid<512> kIq2xsPlanes = MakeIq2xsPlanes();
 
-// Biased magnitude by two-bit code; higher index bits belong to other weights and do not matter.
+// Signed codes as vpdpbusd wants them, 128 +- magnitude, by six bits of an index.
+constexpr int32_t kPlaneBias = 128;
 struct LevelTable {
   alignas(64) uint8_t v[64];
 };
-constexpr LevelTable MakeIq2xsLevels() {
+constexpr uint8_t SignedCode(uint32_t magnitude, uint32_t negative) {
+  const int32_t m = static_cast<int32_t>(magnitude);
+  return static_cast<uint8_t>(kPlaneBias + (negative != 0 ? -m : m));
+}
+// Weights 0..3 of the layout above.
+constexpr LevelTable MakeIq3Levels(const uint8_t* levels, uint32_t weight) {
   LevelTable table{};
-  for (size_t i = 0; i < 64; ++i)
-    table.v[i] = i % 4 < 3 ? static_cast<uint8_t>(kPlaneBias + kIq2xsLevels[i % 4]) : 0;
+  for (uint32_t i = 0; i < 64; ++i) {
+    const uint32_t level[4] = {i & 7, i >> 3, i & 7, (i >> 1 & 3) | i >> 5 << 2};
+    const uint32_t negative[4] = {i >> 3 & 1, i >> 2 & 1, i >> 5 & 1, i >> 4 & 1};
+    table.v[i] = SignedCode(levels[level[weight]], negative[weight]);
+  }
   return table;
 }
-constexpr LevelTable kIq2xsBiased = MakeIq2xsLevels();
+// Two level codes in bits 0..3, their signs in bits 4 and 5.
+constexpr LevelTable MakeIq2xsLevels(uint32_t weight) {
+  LevelTable table{};
+  for (uint32_t i = 0; i < 64; ++i) {
+    const uint32_t level = i >> (2 * weight) & 3;
+    if (level < 3) table.v[i] = SignedCode(kIq2xsLevels[level], i >> (4 + weight) & 1);
+  }
+  return table;
+}
+struct Iq3Levels {
+  LevelTable of[4];
+};
+constexpr Iq3Levels MakeIq3Levels(const uint8_t* levels) {
+  return {{MakeIq3Levels(levels, 0), MakeIq3Levels(levels, 1), MakeIq3Levels(levels, 2),
+           MakeIq3Levels(levels, 3)}};
+}
+constexpr Iq3Levels kIq3xxsSigned = MakeIq3Levels(kIq3xxsLevels);
+constexpr Iq3Levels kIq3sSigned = MakeIq3Levels(kIq3sLevels);
+constexpr LevelTable kIq2xsSigned[2] = {MakeIq2xsLevels(0), MakeIq2xsLevels(1)};
+
+// Two planes and the signs of 16 weights -> four words of codes.
+template <class S>
+LODE_ALWAYS_INLINE void Iq3Codes(const Iq3Levels& levels, const typename S::Words* planes,
+                                 typename S::Words signs, typename S::Words* out) {
+  const typename S::Words a = S::template Select<0x18>(signs, planes[0]);
+  const typename S::Words b = S::template Select<0x60>(signs, planes[1]);
+  out[0] = S::Table64(levels.of[0].v, a);
+  out[1] = S::Table64(levels.of[1].v, S::template Field32<2, ~0u>(a));
+  out[2] = S::Table64(levels.of[2].v, b);
+  out[3] = S::Table64(levels.of[3].v, S::template Field32<2, ~0u>(b));
+}
 
 // Columns in crumb order where the grid is looked up in byte planes.
 struct GridOrder {
@@ -128,12 +178,14 @@ struct IQ3_XXS : GridOrder {
       const typename S::Words* lo = index + kG % 2 * 2;
       const typename S::Words signs = S::EvenSignBytes(tail[kG]);
       if constexpr (S::kBytePlanes) {
-        for (int i = 0; i < 2; ++i)
-          for (int j = 0; j < 4; ++j) out[4 * i + j] = S::Plane256(kIq3xxsPlanes.plane[j], lo[i]);
-        S::NegateCrumbs(out, signs);
+        Unroll<2>([&](auto i) __attribute__((always_inline)) {
+          typename S::Words planes[2];
+          S::Planes256(kIq3xxsPlanes.plane[0], lo[i], planes);
+          Iq3Codes<S>(kIq3xxsSigned, planes, S::template SignsInMiddle<i>(signs), out + 4 * i);
+        });
       } else {
-        Unroll<8>([&](auto n) __attribute__((always_inline)) {
-          out[n] = S::Gather(kIq3xxsWords.word, S::template Field32<n % 4 * 8, 255u>(lo[n / 4]));
+        Unroll<4>([&](auto n) __attribute__((always_inline)) {
+          S::LookupBytes(kIq3xxsWords.word, rows, 2 + 8 * kG + 2 * n, out + 2 * n);
         });
         S::ApplySigns(out, signs);
       }
@@ -189,14 +241,10 @@ struct IQ3_S : GridOrder {
       const typename S::Words& signs = kG < 6 ? a[kG < 6 ? 2 + kG : 0] : b[kG < 6 ? 0 : kG - 5];
       if constexpr (S::kBytePlanes) {
         Unroll<2>([&](auto i) __attribute__((always_inline)) {
-          typename S::Words pair[2];
-          S::template Planes512<kG % 4, i>(kIq3sPlanes.plane[0], lo[i], ninth, pair);
-          for (int j = 0; j < 2; ++j) {
-            out[4 * i + 2 * j] = S::OrAll(S::template Field<0, 15>(pair[j]), 0x80808080);
-            out[4 * i + 2 * j + 1] = S::OrAll(S::template Field<4, 15>(pair[j]), 0x80808080);
-          }
+          typename S::Words planes[2];
+          S::template Planes512<kG % 4, i>(kIq3sPlanes.plane[0], lo[i], ninth, planes);
+          Iq3Codes<S>(kIq3sSigned, planes, S::template SignsInMiddle<i>(signs), out + 4 * i);
         });
-        S::NegateCrumbs(out, signs);
       } else {
         Unroll<8>([&](auto n) __attribute__((always_inline)) {
           constexpr int kRight = static_cast<int>(kG % 4 * 8 + n) - 8;  // bit to bit 8
@@ -254,24 +302,24 @@ struct IQ2_XS : GridOrder {
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
       if constexpr (kG % 2 == 0) S::LoadColumns(rows, 2 + 8 * kG, pairs);
       const typename S::Words* v = pairs + kG % 2 * 2;
-      const typename S::Words signs = S::EvenSignBytesOfPairs(v[0], v[1]);
       if constexpr (S::kBytePlanes) {
         typename S::Words entry[2];
         S::PlanesOfPairs(kIq2xsPlanes.plane[0], v, entry);
         for (int i = 0; i < 2; ++i) {
-          out[4 * i] = S::Table64(kIq2xsBiased.v, entry[i]);
-          out[4 * i + 1] = S::Table64(kIq2xsBiased.v, S::template Field32<2, ~0u>(entry[i]));
-          out[4 * i + 2] = S::Table64(kIq2xsBiased.v, S::template Field32<4, ~0u>(entry[i]));
-          out[4 * i + 3] = S::Table64(kIq2xsBiased.v, S::template Field32<6, ~0u>(entry[i]));
+          const typename S::Words signs = S::SignsOfPair(v[i]);
+          const typename S::Words front = S::template Select<0x0f>(entry[i], signs);
+          const typename S::Words back = S::template Select<0x0f>(
+              S::template Field32<4, ~0u>(entry[i]), S::template Field32<2, ~0u>(signs));
+          for (int j = 0; j < 2; ++j) {
+            out[4 * i + j] = S::Table64(kIq2xsSigned[j].v, front);
+            out[4 * i + 2 + j] = S::Table64(kIq2xsSigned[j].v, back);
+          }
         }
-        S::NegateCrumbs(out, signs);
       } else {
         Unroll<4>([&](auto n) __attribute__((always_inline)) {
-          const typename S::Words index = S::template Field32<n % 2 * 16, 511u>(v[n / 2]);
-          out[2 * n] = S::Gather(kIq2xsLow.word, index);
-          out[2 * n + 1] = S::Gather(kIq2xsHigh.word, index);
+          S::LookupPairs(kIq2xsPairs.pair, rows, 2 + 8 * kG + 2 * n, out + 2 * n);
         });
-        S::ApplySigns(out, signs);
+        S::ApplySigns(out, S::EvenSignBytesOfPairs(v[0], v[1]));
       }
     }
     template <uint32_t kG>  // groups of 16: byte kG / 2, low nibble for even groups

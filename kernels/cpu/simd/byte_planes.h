@@ -1,6 +1,8 @@
 // AVX-512 VBMI's part of the vocabulary (simd/x86.h): tables of up to 512 bytes looked up for 64
 // bytes at once by vpermi2b (128 entries an instruction) and blends by the upper index bits. A grid
-// of 512 rows costs eight look-ups for 64 indices, where gathers fetch 16. Used by decode/grid.h.
+// of 512 rows costs eight look-ups for 64 indices, where gathers fetch 16. Fields of bytes and
+// parities are one vgf2p8affineqb (GFNI, which every CPU with VBMI and VNNI has). Used by
+// decode/grid.h.
 #pragma once
 
 #include "kernels/cpu/simd/reg512.h"
@@ -9,33 +11,32 @@
 namespace lode {
 namespace {
 
-struct ByteTable128 {
-  alignas(64) uint8_t v[128];
+// An 8 x 8 bit matrix for vgf2p8affineqb: bit i of a result is the parity of the argument's bits
+// under rows[i].
+struct BitRows {
+  uint8_t rows[8];
 };
-// Entry i = i with its parity in bit 7.
-constexpr ByteTable128 MakeEvenSigns() {
-  ByteTable128 table{};
-  for (uint32_t i = 0; i < 128; ++i)
-    table.v[i] = static_cast<uint8_t>(i | static_cast<uint32_t>(__builtin_popcount(i) & 1) << 7);
-  return table;
+constexpr uint64_t BitMatrix(const BitRows& m) {
+  uint64_t matrix = 0;
+  for (uint32_t i = 0; i < 8; ++i) matrix |= uint64_t{m.rows[i]} << (8 * (7 - i));
+  return matrix;
 }
-constexpr ByteTable128 kEvenSigns = MakeEvenSigns();
-
-struct ByteIndex {
-  alignas(64) uint8_t v[64];
-};
-// Byte k of every lane comes from byte b[k] of the same lane of the first register, 64 + b[k] of
-// the second.
-constexpr ByteIndex MakeByteIndex(uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
-  ByteIndex index{};
-  const uint32_t b[4] = {b0, b1, b2, b3};
-  for (uint32_t i = 0; i < 64; ++i) index.v[i] = static_cast<uint8_t>(b[i % 4] + i / 4 * 4);
-  return index;
+template <uint64_t kMatrix>
+inline Reg::I AffineBytes(Reg::I w) {
+  return _mm512_gf2p8affine_epi64_epi8(w, _mm512_set1_epi64(static_cast<int64_t>(kMatrix)), 0);
 }
-constexpr ByteIndex kLowOfPairs = MakeByteIndex(0, 2, 64, 66);
-constexpr ByteIndex kHighOfPairs = MakeByteIndex(1, 3, 65, 67);
-constexpr ByteIndex kFrontBytes = MakeByteIndex(0, 64, 1, 65);
-constexpr ByteIndex kBackBytes = MakeByteIndex(2, 66, 3, 67);
+// A field inside every byte: bits where the mask is set, moved right by kRight.
+template <int kRight, uint8_t kMask>
+constexpr uint64_t FieldMatrix() {
+  BitRows m = {};
+  for (int i = 0; i < 8; ++i)
+    if (kMask >> i & 1) m.rows[i] = static_cast<uint8_t>(1u << (i + kRight));
+  return BitMatrix(m);
+}
+// The identity with the parity of bits 0..6 in bit 7.
+constexpr uint64_t kEvenSigns = BitMatrix({1, 2, 4, 8, 16, 32, 64, 127});
+// Bits 5, 6, 7 and the parity of bits 1..7, to bits 4..7.
+constexpr uint64_t kLastEvenSigns = BitMatrix({0, 0, 0, 0, 32, 64, 128, 254});
 
 struct SignOps {
   using Words = Reg::I;
@@ -55,43 +56,45 @@ struct SignOps {
   static Words Plane512(const uint8_t* table, Words low, __mmask64 ninth) {
     return _mm512_mask_blend_epi8(ninth, Plane256(table, low), Plane256(table + 256, low));
   }
-  // out[t] = plane t at (low | ninth bit << 8), t = 0, 1. The ninth bits of the word's four bytes
-  // are bits 4 * kWord .. 4 * kWord + 3 of byte kByte of `ninth`.
+  // Two planes of 256 bytes at `index`.
+  static void Planes256(const uint8_t* planes, Words index, Words* out) {
+    for (uint32_t t = 0; t < 2; ++t) out[t] = Plane256(planes + 256 * t, index);
+  }
+  // Two planes of 512 bytes at (low | ninth bit << 8). The ninth bits of the word's four bytes are
+  // bits 4 * kWord .. 4 * kWord + 3 of byte kByte of `ninth`.
   template <uint32_t kByte, uint32_t kWord>
   static void Planes512(const uint8_t* planes, Words low, Words ninth, Words* out) {
     const __mmask64 high = _mm512_test_epi8_mask(SpreadBytes(ninth, kByte * 0x01010101u),
                                                  Reg::Set32(0x08040201u << (4 * kWord)));
-    out[0] = Plane512(planes, low, high);
-    out[1] = Plane512(planes + 512, low, high);
+    for (uint32_t t = 0; t < 2; ++t) out[t] = Plane512(planes + 512 * t, low, high);
   }
   // Two lanes of two 16-bit entries with 9-bit indices: out[i] has, for both entries of v[i], their
   // byte of plane 0 and of plane 1.
   static void PlanesOfPairs(const uint8_t* planes, const Words* v, Words* out) {
-    const Words low = _mm512_permutex2var_epi8(v[0], Reg::Load(kLowOfPairs.v), v[1]);
-    const Words high = _mm512_permutex2var_epi8(v[0], Reg::Load(kHighOfPairs.v), v[1]);
+    const Words even = Reg::Set32(0x00ff00ffu);
+    const Words low = Reg::Select(even, v[0], Reg::Shift32<-8>(v[1]));
+    const Words high = Reg::Select(even, Reg::Shift32<8>(v[0]), v[1]);
     const __mmask64 ninth = _mm512_test_epi8_mask(high, Reg::Set32(0x01010101u));
     const Words a = Plane512(planes, low, ninth), b = Plane512(planes + 512, low, ninth);
-    out[0] = _mm512_permutex2var_epi8(a, Reg::Load(kFrontBytes.v), b);
-    out[1] = _mm512_permutex2var_epi8(a, Reg::Load(kBackBytes.v), b);
+    out[0] = Reg::Select(even, a, Reg::Shift32<-8>(b));
+    out[1] = Reg::Select(even, Reg::Shift32<8>(a), b);
   }
-  // Words in crumb order (word 4 i + j: columns 16 i + j, + 4, + 8, + 12), biased by 128: negating
-  // a byte turns 128 + m into 128 - m.
-  static void NegateCrumbs(Words* w, Words signs) {
-    for (uint32_t i = 0; i < 2; ++i) {
-      const Words spread = SpreadBytes(signs, 0x01010000u + i * 0x02020202u);
-      for (uint32_t j = 0; j < 4; ++j)
-        w[4 * i + j] = Reg::NegateWhere(w[4 * i + j], spread, Reg::Set32(0x10011001u << j));
-    }
+  // Entries of a pair (bits 9..15 of a half word: seven sign bits): in bits 4..7 of a byte the
+  // signs of four weights, the even byte first; the eighth sign is the parity of the others.
+  static Words SignsOfPair(Words v) {
+    return Reg::Select(Reg::Set32(0x00ff00ffu), Reg::Shift32<5>(v), AffineBytes<kLastEvenSigns>(v));
   }
-  // vpmultishiftqb cuts four 7-bit fields out of every lane, and vpermi2b, which ignores the eighth
-  // bit, adds the parity.
+  // Sign bytes of 32 weights -> for 16 of them, four weights to a byte: signs in bits 3..6.
+  template <uint32_t kHalf>
+  static Words SignsInMiddle(Words signs) {
+    constexpr uint64_t kFirst = kHalf == 0 ? 0x0905013d : 0x1915110d;
+    return _mm512_multishift_epi64_epi8(
+        _mm512_set1_epi64(static_cast<int64_t>((kFirst ^ 0x20202020) << 32 | kFirst)), signs);
+  }
+  // Four 7-bit fields of every lane -> bytes with the parity in bit 7.
   static Words EvenSignBytes(Words w) {
-    const Words fields = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x352e2720150e0700), w);
-    return Table128(kEvenSigns.v, fields);
-  }
-  static Words EvenSignBytesOfPairs(Words a, Words b) {
-    const Words high = _mm512_permutex2var_epi8(a, Reg::Load(kHighOfPairs.v), b);
-    return Table128(kEvenSigns.v, Reg::Shift16<1>(high));
+    return AffineBytes<kEvenSigns>(
+        _mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x352e2720150e0700), w));
   }
 };
 

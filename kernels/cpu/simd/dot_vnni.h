@@ -11,6 +11,9 @@ namespace {
 struct DotOps {
   using Words = Reg::I;
   static constexpr int32_t kSignedBias = 128;
+  // A sum of so many words is two chains: each vpdpbusd waits five cycles for the one before, and
+  // blocks that follow are too far off to fill the gaps.
+  static constexpr uint32_t kChainWords = 16;
 
   static Words SignedCodes(Words w) { return Reg::Xor(w, Reg::Set32(0x80808080u)); }
   template <uint32_t kByte>
@@ -27,13 +30,12 @@ struct DotOps {
 
   template <uint32_t kWords, int kMaxCode, bool kSigned>
   static Words Dot(Words start, const Words* w, const int8_t* y) {
+    constexpr uint32_t kChains = kWords >= kChainWords ? 2 : 1;
+    Words sum[2] = {start, Reg::Zero()};
 #pragma GCC unroll 16
-    for (uint32_t i = 0; i < kWords; ++i) {
-      uint32_t x;
-      std::memcpy(&x, y + 4 * i, 4);
-      start = Reg::Dpbusd(start, w[i], Reg::Set32(x));
-    }
-    return start;
+    for (uint32_t i = 0; i < kWords; ++i)
+      sum[i % kChains] = Reg::DpbusdAll(sum[i % kChains], w[i], y + 4 * i);
+    return kChains == 1 ? sum[0] : Reg::Add32(sum[0], sum[1]);
   }
   template <uint32_t kWords, int kMaxCode, bool kSigned, bool kStart>
   static Words DotScaled(Words acc, Words scale, const int32_t* start, const Words* w,

@@ -22,6 +22,11 @@ struct Reg {
   static constexpr bool kVnni = true;
   static I Dpbusd(I acc, I u, I s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
   static I MulAddPairs(I acc, I a, I b) { return _mm256_dpwssd_avx_epi32(acc, a, b); }
+  static I DpbusdAll(I acc, I u, const int8_t* s) {
+    uint32_t four;
+    std::memcpy(&four, s, sizeof(four));
+    return Dpbusd(acc, u, Set32(four));
+  }
 #else
   static constexpr bool kVnni = false;
   static I MulAddPairs(I acc, I a, I b) { return Add32(acc, _mm256_madd_epi16(a, b)); }
@@ -82,6 +87,12 @@ struct Reg {
   }
   // Even 16-bit lanes of a, odd ones of b.
   static I Blend16(I a, I b) { return _mm256_blend_epi16(a, b, 0xaa); }
+  // Pairs of words, rows 0, 1 (4, 5; ...) in a and 2, 3 (6, 7; ...) in b: first words, last words.
+  static void SplitPairs(I a, I b, I* out) {
+    const F x = _mm256_castsi256_ps(a), y = _mm256_castsi256_ps(b);
+    out[0] = _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88));
+    out[1] = _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd));
+  }
   static I Shuffle8(I a, I index) { return _mm256_shuffle_epi8(a, index); }
   static I Add8(I a, I b) { return _mm256_add_epi8(a, b); }
   static I Sub8(I a, I b) { return _mm256_sub_epi8(a, b); }

@@ -66,6 +66,8 @@ struct Reg {
   static I And(I a, I b) { return _mm512_and_si512(a, b); }
   static I Or(I a, I b) { return _mm512_or_si512(a, b); }
   static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  // Bits of a where the mask is set, else of b.
+  static I Select(I mask, I a, I b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
   template <int kRight>
   static I Shift32(I a) {
     if constexpr (kRight > 0) return _mm512_srli_epi32(a, kRight);
@@ -82,13 +84,26 @@ struct Reg {
   }
   // Even 16-bit lanes of a, odd ones of b.
   static I Blend16(I a, I b) { return _mm512_mask_blend_epi16(0xaaaaaaaau, a, b); }
+  // Pairs of words, rows 0, 1 (4, 5; ...) in a and 2, 3 (6, 7; ...) in b: first words, last words.
+  static void SplitPairs(I a, I b, I* out) {
+    const F x = _mm512_castsi512_ps(a), y = _mm512_castsi512_ps(b);
+    out[0] = _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88));
+    out[1] = _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd));
+  }
   static I Shuffle8(I a, I index) { return _mm512_shuffle_epi8(a, index); }
   static I Add8(I a, I b) { return _mm512_add_epi8(a, b); }
   static I Sub8(I a, I b) { return _mm512_sub_epi8(a, b); }
   static I Add32(I a, I b) { return _mm512_add_epi32(a, b); }
   static I Mul32(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static I MulAddPairs(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
-  static I Dpbusd(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
+  // With four bytes at `s` in every lane. One instruction: the compiler makes two of it.
+  static I DpbusdAll(I acc, I u, const int8_t* s) {
+    typedef uint32_t Four __attribute__((may_alias, aligned(1)));
+    asm("vpdpbusd %2%{1to16%}, %1, %0"
+        : "+v"(acc)
+        : "v"(u), "m"(*reinterpret_cast<const Four*>(s)));
+    return acc;
+  }
   // Bytes whose bits in `where` under `pattern` are set: negated, or `value` added.
   static I NegateWhere(I a, I where, I pattern) {
     return _mm512_mask_sub_epi8(a, _mm512_test_epi8_mask(where, pattern), Zero(), a);

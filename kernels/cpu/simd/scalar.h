@@ -128,6 +128,21 @@ struct Simd {
   static Words Gather(const uint32_t* table, const Words& index) {
     return PerRow([&](uint32_t k) { return table[index.v[k]]; });
   }
+  // Entries of eight bytes by the lower nine of the 16 bits at `offset` of each row: out[0] has
+  // their first four bytes, out[1] the others.
+  static void LookupPairs(const uint64_t* table, const Rows& rows, uint32_t offset, Words* out) {
+    for (uint32_t k = 0; k < kRows; ++k) {
+      const uint8_t* p = rows.p + k * rows.s + offset;
+      const uint64_t entry = table[(p[0] | p[1] << 8) & 511];
+      out[0].v[k] = static_cast<uint32_t>(entry);
+      out[1].v[k] = static_cast<uint32_t>(entry >> 32);
+    }
+  }
+  // Entries by the two bytes at `offset` of each row.
+  static void LookupBytes(const uint32_t* table, const Rows& rows, uint32_t offset, Words* out) {
+    for (uint32_t i = 0; i < 2; ++i)
+      for (uint32_t k = 0; k < kRows; ++k) out[i].v[k] = table[rows.p[k * rows.s + offset + i]];
+  }
   // Four 7-bit fields of every lane (of bits 9..15 and 25..31 of a, then b) as bytes, bit 7 their
   // parity.
   static Words EvenSignBytes(const Words& w) {

@@ -2,12 +2,13 @@
 // VBMI): fields by shifts, parity by a table of 16. Included by simd/x86.h.
 #pragma once
 
+#include "kernels/cpu/simd/lookups.h"
 #include "kernels/cpu/simd/spread.h"
 
 namespace lode {
 namespace {
 
-struct SignOps {
+struct SignOps : LookupOps {
   using Words = Reg::I;
   static constexpr bool kBytePlanes = false;
 

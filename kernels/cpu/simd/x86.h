@@ -50,10 +50,20 @@ struct Simd : DotOps, SignOps {
   }
   template <int kRight, uint8_t kMask>
   static Words Field(Words w) {
+#ifdef LODE_SIMD_VBMI
+    if constexpr (kRight != 0) return AffineBytes<FieldMatrix<kRight, kMask>()>(w);
+#endif
     return Field32<kRight, kMask * 0x01010101u>(w);
   }
   static Words Or(Words a, Words b) { return Reg::Or(a, b); }
   static Words OrAll(Words a, uint32_t x) { return Reg::Or(a, Reg::Set32(x)); }
+#ifdef LODE_SIMD_512
+  // In every byte: bits of a where kMask is set, else of b.
+  template <uint8_t kMask>
+  static Words Select(Words a, Words b) {
+    return Reg::Select(Reg::Set32(kMask * 0x01010101u), a, b);
+  }
+#endif
   template <uint8_t kValue>
   static Words SubBytes(Words a) {
     return Reg::Sub8(a, Reg::Set32(kValue * 0x01010101u));
