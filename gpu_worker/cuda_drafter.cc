@@ -62,6 +62,8 @@ Status CudaDrafter::Allocate() {
   LODE_RETURN_IF_ERROR(
       device("draft picks", kWindowRowsMax * sizeof(cuda::GuessedToken), &picked_));
   LODE_RETURN_IF_ERROR(device("draft pick parts", parts * sizeof(uint64_t), &parts_));
+  LODE_RETURN_IF_ERROR(device(
+      "draft exponentials", size_t{kWindowRowsMax} * drafter_->logits_size() * sizeof(float), &exps_));
   LODE_RETURN_IF_ERROR(device("draft end counter", sizeof(uint32_t), &arrived_));
   const std::span<const int32_t> ids = drafter_->vocabulary();
   if (!ids.empty()) {
@@ -107,6 +109,7 @@ void CudaDrafter::EnqueuePick(uint32_t n_rows) {
                     .ids = ids_,
                     .logits_only = device_.window_block(),
                     .parts = parts_,
+                    .exps = exps_,
                     .picked = picked_},
                    n_rows);
   cuda::LaunchDraftLink(device_.stream(), {.window = device_.window_block(),

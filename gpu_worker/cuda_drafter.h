@@ -83,6 +83,7 @@ class CudaDrafter final : public DraftEngine {
   cuda::DraftRunState* state_ = nullptr;
   cuda::GuessedToken* picked_ = nullptr;
   uint64_t* parts_ = nullptr;
+  float* exps_ = nullptr;
   uint32_t* arrived_ = nullptr;
   int32_t* ids_ = nullptr;  // null: every token
   // Pinned.

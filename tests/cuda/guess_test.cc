@@ -33,9 +33,11 @@ class CudaGuessTest : public ::testing::Test {
     }
     const Buffer logits = card_.Upload(all), window = card_.Upload(std::vector{block});
     const Buffer parts = card_.Allocate(n_rows * cuda::kGuessParts * sizeof(uint64_t));
+    const Buffer exps = card_.Allocate(all.size() * sizeof(float));
     const Buffer picked = card_.Allocate(n_rows * sizeof(cuda::GuessedToken));
     const Buffer names = ids.empty() ? Buffer() : card_.Upload(ids);
     card_.Poison(parts);
+    card_.Poison(exps);
     card_.Poison(picked);
     cuda::LaunchGuess(card_.stream(),
                      {.logits = logits.as<float>(),
@@ -44,6 +46,7 @@ class CudaGuessTest : public ::testing::Test {
                       .ids = ids.empty() ? nullptr : names.as<int32_t>(),
                       .logits_only = window.as<cuda::WindowBlock>(),
                       .parts = parts.as<uint64_t>(),
+                      .exps = exps.as<float>(),
                       .picked = picked.as<cuda::GuessedToken>()},
                      n_rows);
     std::vector<cuda::GuessedToken> got(n_rows);
@@ -116,6 +119,7 @@ TEST_F(CudaGuessTest, Cost) {
   if (!card_.real()) GTEST_SKIP() << "time is a card's: " << card_.facts().name;
   const Buffer logits = card_.Upload(Random(kFlagshipVocab * 8, 15));
   const Buffer parts = card_.Allocate(8 * cuda::kGuessParts * sizeof(uint64_t));
+  const Buffer exps = card_.Allocate(8 * kFlagshipVocab * sizeof(float));
   const Buffer picked = card_.Allocate(8 * sizeof(cuda::GuessedToken));
   cuda::Timer* const timer = cuda::NewTimer();
   for (const uint32_t n_rows : {1u, 4u, 8u}) {
@@ -129,6 +133,7 @@ TEST_F(CudaGuessTest, Cost) {
                           .stride = kFlagshipVocab,
                           .n = kFlagshipVocab,
                           .parts = parts.as<uint64_t>(),
+                          .exps = exps.as<float>(),
                           .picked = picked.as<cuda::GuessedToken>()},
                          n_rows);
       }
