@@ -1,9 +1,8 @@
 // See guess.h. Bound: the sum. Its 32 partials are chains of n / 32 dependent additions (7,760 at a
-// vocabulary of 248,320, some 17 us), so one warp of one block adds from shared memory while the block's
-// other warps fetch; the exponentials are made by the whole card before, because one multiprocessor
-// takes three times as long for them as for the sum.
+// vocabulary of 248,320, some 17 us), so one warp of one block adds from shared memory while the
+// block's other warps fetch; the exponentials are made by the whole card before, because one
+// multiprocessor takes three times as long for them as for the sum.
 #include "kernels/cuda/guess.h"
-
 #include "kernels/cuda/reduce.h"
 
 namespace lode::cuda {
@@ -14,9 +13,9 @@ constexpr uint32_t kExpBlocks = 128;  // of a row: a block for every multiproces
 constexpr uint32_t kSumThreads = 1024;
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kProducers = kSumThreads - kWarp;  // threads that fetch
-constexpr uint32_t kEach = 4;                    // of a fetching thread and stage
-constexpr uint32_t kStage = kEach * kProducers;  // two stages are 31 KiB
-static_assert(kGuessParts == kWarp);  // a lane for each part
+constexpr uint32_t kEach = 4;                         // of a fetching thread and stage
+constexpr uint32_t kStage = kEach * kProducers;       // two stages are 31 KiB
+static_assert(kGuessParts == kWarp);                  // a lane for each part
 static_assert(kStage % canonical::kPartials == 0);
 
 LODE_DEVICE float Clean(float logit) {
@@ -64,8 +63,8 @@ LODE_KERNEL(kMaxThreads) GuessLargestKernel(GuessArgs a) {
 
 // The best of a row's parts, for every lane of the calling warp.
 LODE_DEVICE uint32_t BestIndex(const GuessArgs& a, uint32_t row) {
-  return 0xffffffffu - static_cast<uint32_t>(
-                           WarpLargest(a.parts[row * kGuessParts + ThreadId() % kWarp]));
+  return 0xffffffffu -
+         static_cast<uint32_t>(WarpLargest(a.parts[row * kGuessParts + ThreadId() % kWarp]));
 }
 
 LODE_KERNEL(kMaxThreads) GuessExpKernel(GuessArgs a) {
@@ -94,9 +93,9 @@ LODE_DEVICE Fetched Fetch(const float* exps, uint32_t n, uint32_t stage) {
   return f;
 }
 
-// The canonical sum of exps[n], valid in the first warp. Round r: the other warps store stage r (and
-// have asked for stage r + 1), the first warp adds stage r - 1. Zeros beyond the end add nothing:
-// partials are never -0.
+// The canonical sum of exps[n], valid in the first warp. Round r: the other warps store stage r
+// (and have asked for stage r + 1), the first warp adds stage r - 1. Zeros beyond the end add
+// nothing: partials are never -0.
 LODE_DEVICE float SumOf(const float* exps, uint32_t n, float (*staged)[kStage]) {
   const uint32_t t = ThreadId(), stages = (n + kStage - 1) / kStage;
   float p = 0;
