@@ -1,7 +1,7 @@
-// The way into the draft head on the cuda device. The streams of a row are so many vectors that meet
-// the same matrix, and their outputs are the row's new streams as they lie: so rows * streams vectors
-// go through the products of up to kWindowRowsMax vectors that every other matrix uses. Formulas:
-// docs/design/drafts.md. See cuda_device_impl.h.
+// The way into the draft head on the cuda device. The streams of a row are so many vectors that
+// meet the same matrix, and their outputs are the row's new streams as they lie: so rows * streams
+// vectors go through the products of up to kWindowRowsMax vectors that every other matrix uses.
+// Formulas: docs/design/drafts.md. See cuda_device_impl.h.
 #include <algorithm>
 
 #include "gpu_worker/cuda_device_impl.h"
@@ -91,7 +91,7 @@ void CudaDevice::DraftInput(const DraftWeights& w, const WeightMatrix& embed, co
       batch.source.form.base += size_t{first} * batch.source.form.stride;
     }
     batch.n_tasks = 1;
-    batch.tasks[0] = {w.project.data,  w.project.row_bytes, wide + size_t{first} * c.hidden,
+    batch.tasks[0] = {w.project.data, w.project.row_bytes, wide + size_t{first} * c.hidden,
                       w.project.rows, w.project.format,    0};
     cuda::KernelsOf(w.project.format)
         .mat(d.s(), batch,

@@ -1,7 +1,7 @@
 // The experts of the draft head on the cuda device: all of them lie in device memory, so there is
 // nothing to plan, to pull or to wait for. One kernel turns the router's choice into the list that
-// CudaDevice::LaunchExperts works off. Start only enqueues: it serves a pass that runs now as well as
-// one that is recorded. Layer config.layers only. Thread: the worker loop's.
+// CudaDevice::LaunchExperts works off. Start only enqueues: it serves a pass that runs now as well
+// as one that is recorded. Layer config.layers only. Thread: the worker loop's.
 #pragma once
 
 #include <memory>

@@ -40,8 +40,8 @@ StatusOr<std::unique_ptr<CudaDrafter>> CudaDrafter::Create(
 }
 
 CudaDrafter::~CudaDrafter() {
-  for (void* memory : {static_cast<void*>(run_), static_cast<void*>(reports_),
-                       static_cast<void*>(host_logits_)}) {
+  for (void* memory :
+       {static_cast<void*>(run_), static_cast<void*>(reports_), static_cast<void*>(host_logits_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }
 }
@@ -62,6 +62,9 @@ Status CudaDrafter::Allocate() {
   LODE_RETURN_IF_ERROR(
       device("draft picks", kWindowRowsMax * sizeof(cuda::GuessedToken), &picked_));
   LODE_RETURN_IF_ERROR(device("draft pick parts", parts * sizeof(uint64_t), &parts_));
+  LODE_RETURN_IF_ERROR(device("draft exponentials",
+                              size_t{kWindowRowsMax} * drafter_->logits_size() * sizeof(float),
+                              &exps_));
   LODE_RETURN_IF_ERROR(device("draft end counter", sizeof(uint32_t), &arrived_));
   const std::span<const int32_t> ids = drafter_->vocabulary();
   if (!ids.empty()) {
@@ -71,8 +74,8 @@ Status CudaDrafter::Allocate() {
   LODE_RETURN_IF_ERROR(pinned("the draft run", sizeof(cuda::DraftRun), &run_));
   LODE_RETURN_IF_ERROR(
       pinned("draft reports", kDraftsMax * sizeof(cuda::DraftPassReport), &reports_));
-  return pinned("draft logits",
-                size_t{kWindowRowsMax} * drafter_->logits_size() * sizeof(float), &host_logits_);
+  return pinned("draft logits", size_t{kWindowRowsMax} * drafter_->logits_size() * sizeof(float),
+                &host_logits_);
 }
 
 Status CudaDrafter::CaptureAll() {
@@ -84,16 +87,15 @@ Status CudaDrafter::CaptureAll() {
     current_.n_rows = current_.n_seqs = n_rows;
     for (uint32_t source = 0; source < kSources; ++source) {
       LODE_ASSIGN_OR_RETURN(step_[source][n_rows], cuda::Graph::Capture(stream, [=, this] {
-        EnqueueStep(source, n_rows);
-      }));
+                              EnqueueStep(source, n_rows);
+                            }));
       if (source == kTrunk) continue;
       LODE_ASSIGN_OR_RETURN(link_[source][n_rows], cuda::Graph::Capture(stream, [=, this] {
-        EnqueueLink(source, n_rows);
-      }));
+                              EnqueueLink(source, n_rows);
+                            }));
     }
-    LODE_ASSIGN_OR_RETURN(first_[n_rows], cuda::Graph::Capture(stream, [=, this] {
-      EnqueueFirst(n_rows);
-    }));
+    LODE_ASSIGN_OR_RETURN(first_[n_rows],
+                          cuda::Graph::Capture(stream, [=, this] { EnqueueFirst(n_rows); }));
   }
   return OkStatus();
 }
@@ -101,18 +103,18 @@ Status CudaDrafter::CaptureAll() {
 // Rows without needs_logits keep what they had; nobody reads it.
 void CudaDrafter::EnqueuePick(uint32_t n_rows) {
   cuda::LaunchGuess(device_.stream(),
-                   {.logits = drafter_->logits(0),
-                    .stride = drafter_->logits_size(),
-                    .n = drafter_->logits_size(),
-                    .ids = ids_,
-                    .logits_only = device_.window_block(),
-                    .parts = parts_,
-                    .picked = picked_},
-                   n_rows);
-  cuda::LaunchDraftLink(device_.stream(), {.window = device_.window_block(),
-                                           .state = state_,
-                                           .picked = picked_,
-                                           .reports = reports_});
+                    {.logits = drafter_->logits(0),
+                     .stride = drafter_->logits_size(),
+                     .n = drafter_->logits_size(),
+                     .ids = ids_,
+                     .logits_only = device_.window_block(),
+                     .parts = parts_,
+                     .exps = exps_,
+                     .picked = picked_},
+                    n_rows);
+  cuda::LaunchDraftLink(
+      device_.stream(),
+      {.window = device_.window_block(), .state = state_, .picked = picked_, .reports = reports_});
   cuda::CheckLaunches("draft pick");
 }
 
@@ -173,8 +175,7 @@ WindowOutcome CudaDrafter::Await(uint32_t pass) {
 }
 
 WindowOutcome CudaDrafter::Step(const StepParams& params, const float* residual) {
-  const uint32_t source =
-      residual == trunk_residual_ ? kTrunk : (residual == wide_[0] ? 0u : 1u);
+  const uint32_t source = residual == trunk_residual_ ? kTrunk : (residual == wide_[0] ? 0u : 1u);
   LODE_CHECK(residual == SourceOf(source), "a draft pass starts from an unknown residual");
   current_ = params;
   run_->sequence = ++sequence_;
@@ -197,8 +198,9 @@ WindowOutcome CudaDrafter::RunChains(const StepParams& first, const float* resid
   uint32_t passes = 1;
   bool may_end = false;
   for (uint32_t i = 0; i < n; ++i) {
-    LODE_CHECK(chains[i].wanted <= kDraftsMax && (i == 0 || chains[i].wanted <= chains[i - 1].wanted),
-               "chains are not in order");
+    LODE_CHECK(
+        chains[i].wanted <= kDraftsMax && (i == 0 || chains[i].wanted <= chains[i - 1].wanted),
+        "chains are not in order");
     run_->row[i] = chains[i].row;
     passes = std::max(passes, chains[i].wanted);
     may_end |= chains[i].min_p > 0;

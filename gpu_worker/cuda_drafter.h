@@ -1,13 +1,13 @@
-// The draft head on the cuda device: captured passes, and chains that the host does not steer. A pass
-// of a chain is a graph that ends by picking on the device and writing the parameters of the next
-// pass, so the host only launches one graph behind the other and reads what each has left in pinned
-// memory. Where a chain may end early (min_p) it stays one launch ahead of what it has read; where
-// not, all launches follow each other at once. Chains whose guesses are drawn need the host's sampler
-// and run pass by pass (Step).
+// The draft head on the cuda device: captured passes, and chains that the host does not steer. A
+// pass of a chain is a graph that ends by picking on the device and writing the parameters of the
+// next pass, so the host only launches one graph behind the other and reads what each has left in
+// pinned memory. Where a chain may end early (min_p) it stays one launch ahead of what it has read;
+// where not, all launches follow each other at once. Chains whose guesses are drawn need the host's
+// sampler and run pass by pass (Step).
 //
-// Graphs: first[rows] and link[parity][rows] of chains; step[source][rows] of single passes. Which of
-// two residuals a pass reads alternates, hence the parities. Protocol: docs/design/drafts.md. Owned by
-// the worker; thread: the worker loop's.
+// Graphs: first[rows] and link[parity][rows] of chains; step[source][rows] of single passes. Which
+// of two residuals a pass reads alternates, hence the parities. Protocol: docs/design/drafts.md.
+// Owned by the worker; thread: the worker loop's.
 #pragma once
 
 #include <memory>
@@ -24,13 +24,10 @@ class CudaDrafter final : public DraftEngine {
  public:
   // Takes its memory and captures all graphs; nothing of a window may be running. `trunk_residual`:
   // Forward::wide(). All references outlive the object.
-  static StatusOr<std::unique_ptr<CudaDrafter>> Create(const ModelConfig& config,
-                                                       const DraftWeights& weights,
-                                                       const ModelWeights& trunk,
-                                                       CudaDevice& device,
-                                                       const AttentionState& cells,
-                                                       std::unique_ptr<CudaDraftLanes> lanes,
-                                                       const float* trunk_residual);
+  static StatusOr<std::unique_ptr<CudaDrafter>> Create(
+      const ModelConfig& config, const DraftWeights& weights, const ModelWeights& trunk,
+      CudaDevice& device, const AttentionState& cells, std::unique_ptr<CudaDraftLanes> lanes,
+      const float* trunk_residual);
   ~CudaDrafter() override;
 
   WindowOutcome Step(const StepParams& params, const float* residual) override;
@@ -54,9 +51,7 @@ class CudaDrafter final : public DraftEngine {
 
   CudaDrafter(CudaDevice& device, std::unique_ptr<CudaDraftLanes> lanes,
               const float* trunk_residual)
-      : device_(device),
-        lanes_(std::move(lanes)),
-        trunk_residual_(trunk_residual) {}
+      : device_(device), lanes_(std::move(lanes)), trunk_residual_(trunk_residual) {}
   Status Allocate();
   Status CaptureAll();
   const float* SourceOf(uint32_t source) const {
@@ -83,6 +78,7 @@ class CudaDrafter final : public DraftEngine {
   cuda::DraftRunState* state_ = nullptr;
   cuda::GuessedToken* picked_ = nullptr;
   uint64_t* parts_ = nullptr;
+  float* exps_ = nullptr;
   uint32_t* arrived_ = nullptr;
   int32_t* ids_ = nullptr;  // null: every token
   // Pinned.

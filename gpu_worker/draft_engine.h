@@ -1,7 +1,7 @@
 // What guessing needs of a device: passes of the draft head, one at a time with the host picking
-// between them, or, where the device can pick for itself, a whole run of passes. Two implementations:
-// drafter.h (cpu device) and cuda_drafter.h. Behind step 9 of the life of a token. Thread: the worker
-// loop's.
+// between them, or, where the device can pick for itself, a whole run of passes. Two
+// implementations: drafter.h (cpu device) and cuda_drafter.h. Behind step 9 of the life of a token.
+// Thread: the worker loop's.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +38,14 @@ class DraftEngine {
 
   // ---- a run of passes
   virtual bool runs_chains() const { return false; }
-  // The first pass and as many as the chains want, the device choosing the likeliest token each time.
-  // `chains`: by falling `wanted`. Fills guesses[chain][0..], n_guesses[chain] (at most wanted, maybe
-  // fewer where min_p ended a chain; the last may be below min_p) and n_passes. Bits of tokens and
-  // probabilities are those of Step with ArgmaxLogit and Normalize. When a pass met a value that is
-  // not finite the outcome says so and guesses of passes before it count.
+  // The first pass and as many as the chains want, the device choosing the likeliest token each
+  // time. `chains`: by falling `wanted`. Fills guesses[chain][0..], n_guesses[chain] (at most
+  // wanted, maybe fewer where min_p ended a chain; the last may be below min_p) and n_passes. Bits
+  // of tokens and probabilities are those of Step with ArgmaxLogit and Normalize. When a pass met a
+  // value that is not finite the outcome says so and guesses of passes before it count.
   virtual WindowOutcome RunChains(const StepParams& /*first*/, const float* /*residual*/,
                                   std::span<const DraftChain> /*chains*/,
-                                  DraftGuess (*/*guesses*/)[kDraftsMax], uint32_t* /*n_guesses*/,
+                                  DraftGuess (* /*guesses*/)[kDraftsMax], uint32_t* /*n_guesses*/,
                                   uint32_t* /*n_passes*/) {
     return {};
   }

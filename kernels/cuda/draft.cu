@@ -1,7 +1,6 @@
-// See draft.h and draft_run.h. Bound: latency; nothing here moves more than some 100 KiB but the logits of passes that
-// the host picks from.
+// See draft.h and draft_run.h. Bound: latency; nothing here moves more than some 100 KiB but the
+// logits of passes that the host picks from.
 #include "kernels/cuda/draft.h"
-
 #include "kernels/cuda/draft_run.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/reduce.h"
@@ -16,8 +15,8 @@ static_assert(kThreads == kWarpColumns);  // a block's columns are whole blocks 
 constexpr uint32_t kEndBlocksPerRow = 16;
 constexpr uint32_t kStage = 2048;  // floats of a vector in shared memory at a time
 
-// x . x for long vectors in device memory, valid in the first warp: all threads fetch, that warp adds
-// in the canonical order. Ends with a barrier.
+// x . x for long vectors in device memory, valid in the first warp: all threads fetch, that warp
+// adds in the canonical order. Ends with a barrier.
 LODE_DEVICE float SquareSum(const float* x, uint32_t n, float* stage) {
   constexpr uint32_t kInFlight = kStage / kThreads;
   const uint32_t t = ThreadId();
@@ -68,8 +67,8 @@ LODE_KERNEL(kThreads) DraftNormKernel(DraftNormArgs a) {
   }
   const uint32_t width = a.streams * a.hidden, part = width / a.parts, at = (BlockX() - 1) * part;
   const uint32_t source = a.window->params.rows[row].source;
-  BlockNorm(a.residual + static_cast<size_t>(source) * width + at, a.residual_weight + at, part, a.eps,
-            stage, &slot, a.normed + static_cast<size_t>(row) * width + at);
+  BlockNorm(a.residual + static_cast<size_t>(source) * width + at, a.residual_weight + at, part,
+            a.eps, stage, &slot, a.normed + static_cast<size_t>(row) * width + at);
 }
 
 LODE_KERNEL(kThreads) DraftJoinKernel(DraftJoinArgs a) {
@@ -95,7 +94,8 @@ LODE_KERNEL(kThreads) DraftListKernel(DraftListArgs a, uint32_t n_rows) {
   WaitForPrevious();
   LODE_SHARED uint32_t id[kJobExpertsMax];
   LODE_SHARED uint32_t opens[kJobExpertsMax];  // 1: no pair before names this expert
-  const uint32_t n = a.window->not_finite == kAllFinite ? n_rows * a.experts_used : 0, t = ThreadId();
+  const uint32_t n = a.window->not_finite == kAllFinite ? n_rows * a.experts_used : 0,
+                 t = ThreadId();
   if (t < n) id[t] = a.routed[t / a.experts_used].ids[t % a.experts_used];
   SyncBlock();
   if (t < n) {
@@ -134,7 +134,8 @@ LODE_KERNEL(kWarp) DraftBeginKernel(DraftRunState* state, const DraftRun* pinned
   WaitForPrevious();
   const uint32_t* from = reinterpret_cast<const uint32_t*>(pinned);
   uint32_t* to = reinterpret_cast<uint32_t*>(&state->run);
-  for (uint32_t i = ThreadId(); i < sizeof(DraftRun) / sizeof(uint32_t); i += kWarp) to[i] = from[i];
+  for (uint32_t i = ThreadId(); i < sizeof(DraftRun) / sizeof(uint32_t); i += kWarp)
+    to[i] = from[i];
   if (ThreadId() == 0) state->pass = 0;
 }
 

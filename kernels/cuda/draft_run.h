@@ -1,5 +1,5 @@
-// Passes of the draft head that the host does not steer: what a pass picked becomes the parameters of
-// the next one, and what the host wants to know of it lies in pinned memory. Plain C++, for both
+// Passes of the draft head that the host does not steer: what a pass picked becomes the parameters
+// of the next one, and what the host wants to know of it lies in pinned memory. Plain C++, for both
 // compilers; called by gpu_worker/cuda_drafter.cc. Protocol: docs/design/drafts.md.
 #pragma once
 
@@ -17,7 +17,8 @@ namespace lode::cuda {
 struct DraftRun {
   uint64_t sequence;  // of this run; never 0
   uint32_t n_chains;
-  uint32_t row[kWindowRowsMax];  // [chain]: its row in the first pass; in later ones chain i is row i
+  uint32_t
+      row[kWindowRowsMax];  // [chain]: its row in the first pass; in later ones chain i is row i
 };
 // Device memory.
 struct DraftRunState {
@@ -26,21 +27,21 @@ struct DraftRunState {
 };
 // What a pass leaves for the host, pinned.
 struct DraftPassReport {
-  uint64_t done;  // DraftRun::sequence once the rest is there
-  uint64_t not_finite;  // WindowBlock::not_finite behind this pass
-  int32_t token[kWindowRowsMax];      // [chain]
+  uint64_t done;                  // DraftRun::sequence once the rest is there
+  uint64_t not_finite;            // WindowBlock::not_finite behind this pass
+  int32_t token[kWindowRowsMax];  // [chain]
   float probability[kWindowRowsMax];
 };
 struct DraftLinkArgs {
   WindowBlock* window = nullptr;
   DraftRunState* state = nullptr;
   const GuessedToken* picked = nullptr;  // [row of the pass]
-  DraftPassReport* reports = nullptr;   // pinned, [pass]
+  DraftPassReport* reports = nullptr;    // pinned, [pass]
 };
 // Copies the run from pinned memory and zeroes the pass counter.
 void LaunchDraftBegin(CUstream_st* stream, DraftRunState* state, const DraftRun* pinned);
-// Ends a pass: chain i's guess goes to the report and, one position behind its row, becomes row i of
-// the window block. Chains beyond those that the next pass computes do no harm there.
+// Ends a pass: chain i's guess goes to the report and, one position behind its row, becomes row i
+// of the window block. Chains beyond those that the next pass computes do no harm there.
 void LaunchDraftLink(CUstream_st* stream, const DraftLinkArgs& args);
 
 // Ends a pass that the host picks from: logits of rows that need them, outcome, done word.

@@ -1,22 +1,21 @@
 // See guess.h. Bound: the sum. Its 32 partials are chains of n / 32 dependent additions (7,760 at a
-// vocabulary of 248,320), so one warp adds from shared memory while the block's other warps compute the
-// next stage's exponentials.
+// vocabulary of 248,320, some 17 us), so one warp of one block adds from shared memory while the
+// block's other warps fetch; the exponentials are made by the whole card before, because one
+// multiprocessor takes three times as long for them as for the sum.
 #include "kernels/cuda/guess.h"
-
 #include "kernels/cuda/reduce.h"
 
 namespace lode::cuda {
 namespace {
 
 constexpr uint32_t kMaxThreads = 256;
+constexpr uint32_t kExpBlocks = 128;  // of a row: a block for every multiprocessor
 constexpr uint32_t kSumThreads = 1024;
 constexpr uint32_t kWarp = 32;
-constexpr uint32_t kProducers = kSumThreads - kWarp;
-constexpr uint32_t kEach = 4;                    // exponentials of a producer and stage
-constexpr uint32_t kStage = kEach * kProducers;  // two stages are 31 KiB
-constexpr uint32_t kAhead = 31;                  // additions whose terms are loaded together
-static_assert(kStage / kWarp % kAhead == 0);
-static_assert(kGuessParts == kWarp);  // a lane for each part
+constexpr uint32_t kProducers = kSumThreads - kWarp;  // threads that fetch
+constexpr uint32_t kEach = 4;                         // of a fetching thread and stage
+constexpr uint32_t kStage = kEach * kProducers;       // two stages are 31 KiB
+static_assert(kGuessParts == kWarp);                  // a lane for each part
 static_assert(kStage % canonical::kPartials == 0);
 
 LODE_DEVICE float Clean(float logit) {
@@ -62,50 +61,56 @@ LODE_KERNEL(kMaxThreads) GuessLargestKernel(GuessArgs a) {
   if (t == 0) a.parts[row * kGuessParts + BlockX()] = best;
 }
 
-// Logits of a stage that this producer turns into exponentials.
+// The best of a row's parts, for every lane of the calling warp.
+LODE_DEVICE uint32_t BestIndex(const GuessArgs& a, uint32_t row) {
+  return 0xffffffffu -
+         static_cast<uint32_t>(WarpLargest(a.parts[row * kGuessParts + ThreadId() % kWarp]));
+}
+
+LODE_KERNEL(kMaxThreads) GuessExpKernel(GuessArgs a) {
+  LetNextStart();
+  WaitForPrevious();
+  const uint32_t row = BlockY();
+  if (!Wanted(a, row)) return;
+  const float* logits = a.logits + static_cast<size_t>(row) * a.stride;
+  float* exps = a.exps + static_cast<size_t>(row) * a.n;
+  const float max = Clean(logits[BestIndex(a, row)]);
+  for (uint32_t i = BlockX() * kMaxThreads + ThreadId(); i < a.n; i += GridX() * kMaxThreads)
+    exps[i] = canonical::Exp(canonical::Sub(Clean(logits[i]), max));
+}
+
+// What a fetching thread brings of a stage.
 struct Fetched {
   float v[kEach];
 };
-LODE_DEVICE Fetched Fetch(const GuessArgs& a, const float* logits, uint32_t stage) {
+LODE_DEVICE Fetched Fetch(const float* exps, uint32_t n, uint32_t stage) {
   Fetched f;
   LODE_UNROLL
   for (uint32_t k = 0; k < kEach; ++k) {
     const uint32_t i = stage * kStage + k * kProducers + ThreadId() - kWarp;
-    f.v[k] = i < a.n ? logits[i] : 0.0f;
+    f.v[k] = i < n ? exps[i] : 0.0f;
   }
   return f;
 }
 
-// The canonical sum of exp(logit - max), valid in the first warp. Round r: the producers make stage r
-// (and have asked for stage r + 1), the first warp adds stage r - 1. Zeros beyond the end add nothing:
-// partials are never -0.
-LODE_DEVICE float SumOfExponentials(const GuessArgs& a, const float* logits, float max,
-                                    float (*staged)[kStage]) {
-  using namespace canonical;
-  const uint32_t t = ThreadId(), stages = (a.n + kStage - 1) / kStage;
+// The canonical sum of exps[n], valid in the first warp. Round r: the other warps store stage r
+// (and have asked for stage r + 1), the first warp adds stage r - 1. Zeros beyond the end add
+// nothing: partials are never -0.
+LODE_DEVICE float SumOf(const float* exps, uint32_t n, float (*staged)[kStage]) {
+  const uint32_t t = ThreadId(), stages = (n + kStage - 1) / kStage;
   float p = 0;
   Fetched now = {};
-  if (t >= kWarp) now = Fetch(a, logits, 0);
+  if (t >= kWarp) now = Fetch(exps, n, 0);
   for (uint32_t r = 0; r <= stages; ++r) {
     if (t >= kWarp) {
-      const Fetched next = Fetch(a, logits, r + 1);
+      const Fetched next = Fetch(exps, n, r + 1);
       LODE_UNROLL
-      for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at = k * kProducers + t - kWarp;
-        staged[r % 2][at] =
-            r * kStage + at < a.n ? Exp(Sub(Clean(now.v[k]), max)) : 0.0f;
-      }
+      for (uint32_t k = 0; k < kEach; ++k) staged[r % 2][k * kProducers + t - kWarp] = now.v[k];
       now = next;
     } else if (r > 0) {
       const float* e = staged[(r - 1) % 2];
-      LODE_NO_UNROLL
-      for (uint32_t j = 0; j < kStage / kWarp; j += kAhead) {
-        float v[kAhead];
-        LODE_UNROLL
-        for (uint32_t k = 0; k < kAhead; ++k) v[k] = e[(j + k) * kWarp + t];
-        LODE_UNROLL
-        for (uint32_t k = 0; k < kAhead; ++k) p = Add(p, v[k]);
-      }
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kStage / kWarp; ++j) p = canonical::Add(p, e[j * kWarp + t]);
     }
     SyncBlock();
   }
@@ -117,19 +122,13 @@ LODE_KERNEL(kSumThreads) GuessSumKernel(GuessArgs a) {
   WaitForPrevious();
   using namespace canonical;
   LODE_SHARED float staged[2][kStage];
-  LODE_SHARED uint32_t winner;
-  const uint32_t row = BlockX(), t = ThreadId();
+  const uint32_t row = BlockX();
   if (!Wanted(a, row)) return;
-  const float* logits = a.logits + static_cast<size_t>(row) * a.stride;
-  if (t < kWarp) {
-    const uint64_t best = WarpLargest(a.parts[row * kGuessParts + t]);
-    if (t == 0) winner = 0xffffffffu - static_cast<uint32_t>(best);
-  }
-  SyncBlock();
-  const uint32_t index = winner;
-  const float max = Clean(logits[index]);
-  const float sum = SumOfExponentials(a, logits, max, staged);
-  if (t != 0) return;
+  const float sum = SumOf(a.exps + static_cast<size_t>(row) * a.n, a.n, staged);
+  if (ThreadId() >= kWarp) return;
+  const uint32_t index = BestIndex(a, row);
+  if (ThreadId() != 0) return;
+  const float max = Clean(a.logits[static_cast<size_t>(row) * a.stride + index]);
   const float log_sum = Log(sum);
   a.picked[row] = {.token = a.ids != nullptr ? a.ids[index] : static_cast<int32_t>(index),
                    .max = max,
@@ -141,6 +140,7 @@ LODE_KERNEL(kSumThreads) GuessSumKernel(GuessArgs a) {
 
 void LaunchGuess(CUstream_st* stream, const GuessArgs& args, uint32_t n_rows) {
   Launch(stream, {kGuessParts, n_rows}, kMaxThreads, 0, &GuessLargestKernel, args);
+  Launch(stream, {kExpBlocks, n_rows}, kMaxThreads, 0, &GuessExpKernel, args);
   Launch(stream, {n_rows}, kSumThreads, 0, &GuessSumKernel, args);
 }
 

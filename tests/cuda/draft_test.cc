@@ -1,7 +1,7 @@
-// The draft head on the cuda device, pass by pass: logits, residual streams and cells are those of the
-// cpu device, bit for bit. Catching up with prompts, rejected drafts, chains of every depth, several
-// sequences; heads in the trunk's file and in files of their own, both norms, a reduced vocabulary.
-// Runs on a card (cuda_kernels_test) and on the emulated device (cuda_emulated_test).
+// The draft head on the cuda device, pass by pass: logits, residual streams and cells are those of
+// the cpu device, bit for bit. Catching up with prompts, rejected drafts, chains of every depth,
+// several sequences; heads in the trunk's file and in files of their own, both norms, a reduced
+// vocabulary. Runs on a card (cuda_kernels_test) and on the emulated device (cuda_emulated_test).
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -127,8 +127,8 @@ class CudaDraftTest : public ::testing::Test {
     if (!card_.ok()) GTEST_SKIP() << card_.why_not();
   }
   void Report(const char* what, const DraftTwins& twins) {
-    std::printf("figure: draft head on %s, %s: %llu logits equal\n", card_.facts().name.c_str(), what,
-                static_cast<unsigned long long>(twins.values));
+    std::printf("figure: draft head on %s, %s: %llu logits equal\n", card_.facts().name.c_str(),
+                what, static_cast<unsigned long long>(twins.values));
   }
   TestCard card_;
 };
@@ -183,8 +183,8 @@ TEST_F(CudaDraftTest, EveryFormOfAHead) {
   if (card_.real()) run("f32 cells", {.kv_type = KvType::kF32});
 }
 
-// Time of a pass at flagship shape without a graph; LODE_DRAFT_PASSES=1 leaves one pass per row count,
-// for a profiler's list of kernels.
+// Time of a pass at flagship shape without a graph; LODE_DRAFT_PASSES=1 leaves one pass per row
+// count, for a profiler's list of kernels.
 TEST_F(CudaDraftTest, Cost) {
   if (!card_.real()) GTEST_SKIP() << "time is a card's: " << card_.facts().name;
   const char* text = std::getenv("LODE_DRAFT_PASSES");
@@ -210,7 +210,8 @@ TEST_F(CudaDraftTest, Cost) {
       ASSERT_TRUE((*engine)->Draft(follow, false)->ok());
       best = std::min(best, cuda::StopTimer(timer, (*engine)->device().stream()));
     }
-    std::printf("figure: pass of %u rows of the draft head without a graph: %.3f ms\n", n_rows, best);
+    std::printf("figure: pass of %u rows of the draft head without a graph: %.3f ms\n", n_rows,
+                best);
   }
   cuda::DeleteTimer(timer);
 }

@@ -1,13 +1,14 @@
-// The device's pick against the host's sampler, bit for bit: first index of the largest logit, and the
-// numbers of its probability. Ties, zeros of both signs, infinities, NaN, every length around a warp, a
-// stage and the flagship's vocabulary. On a card also what it costs.
+// The device's pick against the host's sampler, bit for bit: first index of the largest logit, and
+// the numbers of its probability. Ties, zeros of both signs, infinities, NaN, every length around a
+// warp, a stage and the flagship's vocabulary. On a card also what it costs.
+#include "kernels/cuda/guess.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 
 #include "gpu_worker/sampler.h"
-#include "kernels/cuda/guess.h"
 #include "tests/cuda/test_card.h"
 
 namespace lode::testing {
@@ -24,7 +25,8 @@ class CudaGuessTest : public ::testing::Test {
   // Rows of one launch; row r needs logits unless bit r of `skipped` is set.
   void Expect(const std::vector<std::vector<float>>& rows, const std::vector<int32_t>& ids = {},
               uint32_t skipped = 0) {
-    const uint32_t n = static_cast<uint32_t>(rows[0].size()), n_rows = static_cast<uint32_t>(rows.size());
+    const uint32_t n = static_cast<uint32_t>(rows[0].size()),
+                   n_rows = static_cast<uint32_t>(rows.size());
     std::vector<float> all;
     cuda::WindowBlock block = {{}, cuda::kAllFinite};
     for (uint32_t r = 0; r < n_rows; ++r) {
@@ -33,19 +35,22 @@ class CudaGuessTest : public ::testing::Test {
     }
     const Buffer logits = card_.Upload(all), window = card_.Upload(std::vector{block});
     const Buffer parts = card_.Allocate(n_rows * cuda::kGuessParts * sizeof(uint64_t));
+    const Buffer exps = card_.Allocate(all.size() * sizeof(float));
     const Buffer picked = card_.Allocate(n_rows * sizeof(cuda::GuessedToken));
     const Buffer names = ids.empty() ? Buffer() : card_.Upload(ids);
     card_.Poison(parts);
+    card_.Poison(exps);
     card_.Poison(picked);
     cuda::LaunchGuess(card_.stream(),
-                     {.logits = logits.as<float>(),
-                      .stride = n,
-                      .n = n,
-                      .ids = ids.empty() ? nullptr : names.as<int32_t>(),
-                      .logits_only = window.as<cuda::WindowBlock>(),
-                      .parts = parts.as<uint64_t>(),
-                      .picked = picked.as<cuda::GuessedToken>()},
-                     n_rows);
+                      {.logits = logits.as<float>(),
+                       .stride = n,
+                       .n = n,
+                       .ids = ids.empty() ? nullptr : names.as<int32_t>(),
+                       .logits_only = window.as<cuda::WindowBlock>(),
+                       .parts = parts.as<uint64_t>(),
+                       .exps = exps.as<float>(),
+                       .picked = picked.as<cuda::GuessedToken>()},
+                      n_rows);
     std::vector<cuda::GuessedToken> got(n_rows);
     card_.Download(got.data(), picked.as<void>(), n_rows * sizeof(cuda::GuessedToken));
     for (uint32_t r = 0; r < n_rows; ++r) {
@@ -116,6 +121,7 @@ TEST_F(CudaGuessTest, Cost) {
   if (!card_.real()) GTEST_SKIP() << "time is a card's: " << card_.facts().name;
   const Buffer logits = card_.Upload(Random(kFlagshipVocab * 8, 15));
   const Buffer parts = card_.Allocate(8 * cuda::kGuessParts * sizeof(uint64_t));
+  const Buffer exps = card_.Allocate(8 * kFlagshipVocab * sizeof(float));
   const Buffer picked = card_.Allocate(8 * sizeof(cuda::GuessedToken));
   cuda::Timer* const timer = cuda::NewTimer();
   for (const uint32_t n_rows : {1u, 4u, 8u}) {
@@ -125,12 +131,13 @@ TEST_F(CudaGuessTest, Cost) {
       cuda::StartTimer(timer, card_.stream());
       for (int i = 0; i < kTimes; ++i) {
         cuda::LaunchGuess(card_.stream(),
-                         {.logits = logits.as<float>(),
-                          .stride = kFlagshipVocab,
-                          .n = kFlagshipVocab,
-                          .parts = parts.as<uint64_t>(),
-                          .picked = picked.as<cuda::GuessedToken>()},
-                         n_rows);
+                          {.logits = logits.as<float>(),
+                           .stride = kFlagshipVocab,
+                           .n = kFlagshipVocab,
+                           .parts = parts.as<uint64_t>(),
+                           .exps = exps.as<float>(),
+                           .picked = picked.as<cuda::GuessedToken>()},
+                          n_rows);
       }
       best = std::min(best, cuda::StopTimer(timer, card_.stream()) * 1e3 / kTimes);
     }

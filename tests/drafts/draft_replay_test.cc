@@ -34,6 +34,17 @@ std::string Model() {
   const char* text = std::getenv("LODE_REPLAY_MODEL");
   return text != nullptr ? text : kDefaultModel;
 }
+// LODE_REPLAY_SLOTS=0.5,1: other shares, or another order.
+std::vector<double> SlotShares() {
+  const char* text = std::getenv("LODE_REPLAY_SLOTS");
+  std::vector<double> shares;
+  if (text == nullptr) return {std::begin(kSlotShares), std::end(kSlotShares)};
+  for (char* end = nullptr; *text != '\0'; text = *end == ',' ? end + 1 : end) {
+    shares.push_back(std::strtod(text, &end));
+    if (end == text) break;
+  }
+  return shares;
+}
 double Near() {
   const char* text = std::getenv("LODE_REPLAY_NEAR");
   return text != nullptr ? std::atof(text) : kNear;
@@ -153,7 +164,7 @@ TEST_F(DraftReplay, PolicySettlesOnTheFastestNumberOfRows) {
       return Ask(head, kTimedWindows);
     });
   }
-  for (const double slots : kSlotShares) {
+  for (const double slots : SlotShares()) {
     TunablesChange change;
     change.vram_budget_bytes = static_cast<uint64_t>(static_cast<double>(slot_bytes) * slots);
     change.tier_policy = TierPolicy::kStatic;

@@ -1,9 +1,9 @@
-// A whole GPU worker with its draft head, window by window, against an oracle made of the in-process
-// engine's single steps: picks of draft rows (penalties count the drafts before them), which rows hold,
-// the guesses behind the window and their probabilities, bit for bit. Prompts in chunks, rejected
-// drafts, chains of every depth, min-p, drawn guesses, two sequences at once, a reduced vocabulary, a
-// head of its own, a sequence that is not followed for a while. Compiled for the cpu device and, with
-// LODE_TEST_DEVICE = "cuda", for the emulated card and for a real one.
+// A whole GPU worker with its draft head, window by window, against an oracle made of the
+// in-process engine's single steps: picks of draft rows (penalties count the drafts before them),
+// which rows hold, the guesses behind the window and their probabilities, bit for bit. Prompts in
+// chunks, rejected drafts, chains of every depth, min-p, drawn guesses, two sequences at once, a
+// reduced vocabulary, a head of its own, a sequence that is not followed for a while. Compiled for
+// the cpu device and, with LODE_TEST_DEVICE = "cuda", for the emulated card and for a real one.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -32,9 +32,9 @@ constexpr uint32_t kGeneration = 5, kSlots = 2, kBlocks = 4, kContext = 1024;
 // What one sequence does in one window.
 struct Part {
   uint32_t slot;
-  uint32_t prompt;  // rows of the prompt; 0: one decode row
+  uint32_t prompt;        // rows of the prompt; 0: one decode row
   uint32_t right, wrong;  // drafts behind it
-  uint32_t depth;   // guesses wanted
+  uint32_t depth;         // guesses wanted
   float min_p = 0;
   bool coupled = false;
   bool follow = true;
@@ -122,13 +122,13 @@ class DraftWorker : public ::testing::Test {
   std::vector<int32_t> Picks(uint32_t slot, uint32_t position, const std::vector<int32_t>& tokens,
                              uint32_t first_draft) {
     std::vector<LocalRow> rows;
-    for (uint32_t i = 0; i < tokens.size(); ++i) rows.push_back({slot, position + i, tokens[i], true});
+    for (uint32_t i = 0; i < tokens.size(); ++i)
+      rows.push_back({slot, position + i, tokens[i], true});
     oracle_->Commit(slot, position);
     EXPECT_TRUE(oracle_->Run(rows)->ok());
     std::vector<int32_t> picks;
     for (uint32_t i = 0; i < tokens.size(); ++i) {
-      const std::span drafts(tokens.data() + std::min(first_draft, i + 1),
-                             tokens.data() + i + 1);
+      const std::span drafts(tokens.data() + std::min(first_draft, i + 1), tokens.data() + i + 1);
       picks.push_back(Pick(slot, oracle_->logits(i), position + i + 1, drafts));
     }
     return picks;
@@ -152,10 +152,9 @@ class DraftWorker : public ::testing::Test {
       std::vector<float> full(vocab_, -INFINITY);
       for (size_t i = 0; i < logits.size(); ++i)
         full[vocabulary_.empty() ? i : static_cast<size_t>(vocabulary_[i])] = logits[i];
-      const int32_t token = part.coupled ? Pick(part.slot, full, position + 2, tail)
-                                         : ArgmaxLogit(full);
-      const float p =
-          canonical::Exp(Normalize(logits).LogProb(full[static_cast<size_t>(token)]));
+      const int32_t token =
+          part.coupled ? Pick(part.slot, full, position + 2, tail) : ArgmaxLogit(full);
+      const float p = canonical::Exp(Normalize(logits).LogProb(full[static_cast<size_t>(token)]));
       if (p < part.min_p) break;
       guesses.push_back({token, p});
       tail.push_back(token);
@@ -214,8 +213,8 @@ class DraftWorker : public ::testing::Test {
         row.target = -1;
         row.mask_offset = kNoMask;
         row.needs_logits = 1;
-        row.kind = i >= known ? RowKind::kDraft
-                              : (part.prompt > 0 ? RowKind::kPrompt : RowKind::kDecode);
+        row.kind =
+            i >= known ? RowKind::kDraft : (part.prompt > 0 ? RowKind::kPrompt : RowKind::kDecode);
         // The end of the prompt, and every row behind it, picks.
         const uint32_t behind = text.committed + i + 1;
         row.pick = i + 1 >= known && behind >= text.tokens.size() ? 1 : 0;
@@ -289,8 +288,8 @@ class DraftWorker : public ::testing::Test {
     last_p_.assign(result.draft_p[0], result.draft_p[0] + result.n_drafts[0]);
     for (uint32_t s = 0; s < parts.size(); ++s) {
       SCOPED_TRACE(fmt::format("window {}, slot {}, at {}, depth {}, min-p {}, coupled {}",
-                               window_number_, parts[s].slot, plan.seqs[s].committed, parts[s].depth,
-                               parts[s].min_p, parts[s].coupled));
+                               window_number_, parts[s].slot, plan.seqs[s].committed,
+                               parts[s].depth, parts[s].min_p, parts[s].coupled));
       EXPECT_EQ(result.n_drafts[s], want[s].size());
       for (uint32_t g = 0; g < std::min<size_t>(result.n_drafts[s], want[s].size()); ++g) {
         EXPECT_EQ(result.drafts[s][g], want[s][g].token) << "guess " << g;
@@ -366,9 +365,17 @@ TEST_F(DraftWorker, TwoSequencesWithEndsOfTheirOwn) {
   // Which chain is the longer one changes; min-p ends some of them early.
   const float cuts[] = {0, 0.3f, 0.6f, 1};
   for (uint32_t i = 0; i < 6; ++i) {
-    Window({{.slot = 0, .prompt = 0, .right = i % 2, .wrong = i % 3, .depth = i + 1,
+    Window({{.slot = 0,
+             .prompt = 0,
+             .right = i % 2,
+             .wrong = i % 3,
+             .depth = i + 1,
              .min_p = cuts[i % 4]},
-            {.slot = 1, .prompt = 0, .right = i % 3, .wrong = 1, .depth = 7 - i,
+            {.slot = 1,
+             .prompt = 0,
+             .right = i % 3,
+             .wrong = 1,
+             .depth = 7 - i,
              .min_p = cuts[(i + 1) % 4]}});
     if (HasFailure()) return;
   }
@@ -384,7 +391,8 @@ TEST_F(DraftWorker, MinPIsInclusive) {
   Window({{.slot = 0, .prompt = 6, .right = 0, .wrong = 0, .depth = 3}});
   ASSERT_EQ(last_p_.size(), 3u);
   const float least = *std::min_element(last_p_.begin(), last_p_.end());
-  const size_t at = static_cast<size_t>(std::find(last_p_.begin(), last_p_.end(), least) - last_p_.begin());
+  const size_t at =
+      static_cast<size_t>(std::find(last_p_.begin(), last_p_.end(), least) - last_p_.begin());
   for (const bool above : {false, true}) {
     Restart(0, 6);
     const float cut = above ? std::nextafter(least, 1.0f) : least;
@@ -405,8 +413,13 @@ TEST_F(DraftWorker, DrawnGuessesCountPenalties) {
   Window({{.slot = 1, .prompt = 4, .right = 0, .wrong = 0, .depth = 4, .coupled = true},
           {.slot = 0, .prompt = 4, .right = 0, .wrong = 0, .depth = 3}});
   for (uint32_t i = 0; i < 4; ++i) {
-    Window({{.slot = 1, .prompt = 0, .right = 1 + i % 2, .wrong = i % 2, .depth = 3 + i,
-             .min_p = i == 3 ? 0.2f : 0, .coupled = true},
+    Window({{.slot = 1,
+             .prompt = 0,
+             .right = 1 + i % 2,
+             .wrong = i % 2,
+             .depth = 3 + i,
+             .min_p = i == 3 ? 0.2f : 0,
+             .coupled = true},
             {.slot = 0, .prompt = 0, .right = i % 3, .wrong = 1, .depth = 2}});
     if (HasFailure()) return;
   }
@@ -426,8 +439,8 @@ TEST_F(DraftWorker, AHoleEndsGuessingUntilANewSequence) {
   EXPECT_EQ(guesses_, 2u + 3u);
 }
 
-// A fault of the head costs guesses, never a window: with a weight that is infinite there are none, and
-// picks and logits are what they were.
+// A fault of the head costs guesses, never a window: with a weight that is infinite there are none,
+// and picks and logits are what they were.
 TEST_F(DraftWorker, AHeadThatIsNotFiniteGuessesNothing) {
   testing::WriteDraftHead({}, folder_.File("head.gguf"));
   const auto file = GgufFile::Open(folder_.File("head.gguf"));
