@@ -196,7 +196,7 @@ LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
   return c.exchange + c.workers + worker * c.worker_stride;
 }
 
-// What a wait needs, loaded together: a load is 0.6 us.
+// What a wait needs, loaded together: a load is 0.6 us. tag 0: the layer rang no bell.
 struct WaitFacts {
   uint64_t tag, window, wait_ns, wait_max_ns;
 };
@@ -207,7 +207,8 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
 // One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
 // looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a
 // kernel cannot end before the last one that it began. Looks are acquires, which cost nothing; a
-// fence would be 0.6 us, and several hundred while other kernels' reads fill the link.
+// fence would be 0.6 us. The first look is on its way while the facts are: a layer without a bell
+// pays for that, and there are few.
 LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f) {
   const uint32_t worker = ThreadId();
   const bool mine = worker < c.shape.nodes;
@@ -227,13 +228,14 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
             LoadRelaxedSystem(reinterpret_cast<uint64_t*>(LineOf(c, worker) + c.line_progress));
       }
       seen.ack = LoadAcquireSystem(ack);
-      if (thorough) {
+      if (thorough && f.tag != 0) {
         verdict = LookAtWorker(seen, abort, f.window, f.tag, ClockNs(), f.wait_ns, f.wait_max_ns,
                                layer, worker, &state, &fault);
       } else if (seen.ack == f.tag) {
         verdict = WaitVerdict::kAnswered;
       }
     }
+    if (f.tag == 0) return;
     failed = BallotWarp(verdict == WaitVerdict::kFailed);
     if (failed != 0 || BallotWarp(verdict == WaitVerdict::kWait) == 0) break;
     if (look > kLooksWithoutNap) Nap(kNapNs);
@@ -267,7 +269,7 @@ LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
   WaitForPrevious();
   const WaitFacts facts = LoadWaitFacts(c, layer);
   if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
-  if (facts.tag != 0) AwaitWorkers(c, layer, facts);
+  AwaitWorkers(c, layer, facts);
 }
 
 // Block (0, 0) looks over PCIe; the others wait for its word in device memory, so that looks do not
@@ -278,10 +280,12 @@ LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const Wait
     if (ThreadId() < kWarp) {
       AwaitWorkers(c, layer, facts);
       SyncWarp();
-      if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
-      *said = HearWorkers(c);
+      if (facts.tag != 0) {
+        if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
+        *said = HearWorkers(c);
+      }
     }
-  } else if (ThreadId() == 0) {
+  } else if (ThreadId() == 0 && facts.tag != 0) {
     while (LoadAcquireDevice(c.answered) != facts.tag) Nap(kShortNapNs);
   }
   SyncBlock();
@@ -312,7 +316,7 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && !from_worker(table[k])) held[k] = table[k][i];
   }
-  if (tag != 0) AwaitAnswers(c, layer, facts, &said);
+  AwaitAnswers(c, layer, facts, &said);
   LODE_UNROLL
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && from_worker(table[k])) {

@@ -162,6 +162,7 @@ class Stack final : public CudaStack {
                  Mib(memory.free_bytes), Mib(kReserveBytes));
     facts_["graph nodes, 1 row"] = std::to_string(engine_->nodes(1));
     facts_["graph nodes, 4 rows"] = std::to_string(engine_->nodes(4));
+    facts_["graph nodes, beside the trunk"] = std::to_string(engine_->branch_nodes());
     return OkStatus();
   }
 
