@@ -79,6 +79,7 @@ class Stack final : public CudaStack {
     PullOptions pull;
     pull.staging_bytes = plan_.pull_staging_bytes;
 #if defined(LODE_TEST_HOOKS)
+    // MiB[,blocks,threads,loads], to try shapes of the copies.
     if (const char* text = std::getenv("LODE_BENCH_PULL"); text != nullptr) {
       unsigned long long mib = 0;
       std::sscanf(text, "%llu,%u,%u,%u", &mib, &pull.copy.blocks, &pull.copy.threads,
