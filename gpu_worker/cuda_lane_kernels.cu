@@ -121,7 +121,8 @@ LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
 // barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
 // under way while the plan is made, and the bell's release has little left to wait for.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
-  LetNextStart();
+  // The next launch may not start early: its blocks would fill the multiprocessors before the copies
+  // of the pull lane, which come in a branch, find a place.
   WaitForPrevious();
   LODE_SHARED LaneWork work;
   LODE_SHARED uint32_t warp_counts[kWarps];
