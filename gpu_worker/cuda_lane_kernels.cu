@@ -208,8 +208,7 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
 // One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
 // looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a
 // kernel cannot end before the last one that it began. Looks are acquires, which cost nothing; a
-// fence would be 0.6 us. The first look is on its way while the facts are: a layer without a bell
-// pays for that, and there are few.
+// fence would be 0.6 us.
 LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f) {
   const uint32_t worker = ThreadId();
   const bool mine = worker < c.shape.nodes;
@@ -229,14 +228,13 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
             LoadRelaxedSystem(reinterpret_cast<uint64_t*>(LineOf(c, worker) + c.line_progress));
       }
       seen.ack = LoadAcquireSystem(ack);
-      if (thorough && f.tag != 0) {
+      if (thorough) {
         verdict = LookAtWorker(seen, abort, f.window, f.tag, ClockNs(), f.wait_ns, f.wait_max_ns,
                                layer, worker, &state, &fault);
       } else if (seen.ack == f.tag) {
         verdict = WaitVerdict::kAnswered;
       }
     }
-    if (f.tag == 0) return;
     failed = BallotWarp(verdict == WaitVerdict::kFailed);
     if (failed != 0 || BallotWarp(verdict == WaitVerdict::kWait) == 0) break;
     if (look > kLooksWithoutNap) Nap(kNapNs);
@@ -270,7 +268,7 @@ LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
   WaitForPrevious();
   const WaitFacts facts = LoadWaitFacts(c, layer);
   if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
-  AwaitWorkers(c, layer, facts);
+  if (facts.tag != 0) AwaitWorkers(c, layer, facts);
 }
 
 // Block (0, 0) looks over PCIe; the others wait for its word in device memory, so that looks do not
@@ -281,12 +279,10 @@ LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const Wait
     if (ThreadId() < kWarp) {
       AwaitWorkers(c, layer, facts);
       SyncWarp();
-      if (facts.tag != 0) {
-        if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
-        *said = HearWorkers(c);
-      }
+      if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
+      *said = HearWorkers(c);
     }
-  } else if (ThreadId() == 0 && facts.tag != 0) {
+  } else if (ThreadId() == 0) {
     while (LoadAcquireDevice(c.answered) != facts.tag) Nap(kShortNapNs);
   }
   SyncBlock();
@@ -317,7 +313,7 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && !from_worker(table[k])) held[k] = table[k][i];
   }
-  AwaitAnswers(c, layer, facts, &said);
+  if (tag != 0) AwaitAnswers(c, layer, facts, &said);
   LODE_UNROLL
   for (uint32_t k = 0; k < kHeld; ++k) {
     if (k < used && inside && from_worker(table[k])) {
