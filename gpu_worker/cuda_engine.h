@@ -64,6 +64,7 @@ class CudaEngine final : public WindowEngine {
   void AddStatistics(std::map<std::string, double>* values) const override;
 
   size_t nodes(uint32_t n_rows) const { return graphs_[0][n_rows]->nodes(); }
+  size_t branch_nodes() const { return lanes_->branch_nodes(); }  // of them, beside the trunk
 
  private:
   class StampSink;

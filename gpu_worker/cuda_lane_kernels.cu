@@ -121,7 +121,8 @@ LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
 // barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
 // under way while the plan is made, and the bell's release has little left to wait for.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
-  LetNextStart();
+  // The next launch may not start early: its blocks would fill the multiprocessors before the copies
+  // of the pull lane, which come in a branch, find a place.
   WaitForPrevious();
   LODE_SHARED LaneWork work;
   LODE_SHARED uint32_t warp_counts[kWarps];
@@ -196,7 +197,7 @@ LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
   return c.exchange + c.workers + worker * c.worker_stride;
 }
 
-// What a wait needs, loaded together: a load is 0.6 us.
+// What a wait needs, loaded together: a load is 0.6 us. tag 0: the layer rang no bell.
 struct WaitFacts {
   uint64_t tag, window, wait_ns, wait_max_ns;
 };
@@ -207,7 +208,7 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
 // One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
 // looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a
 // kernel cannot end before the last one that it began. Looks are acquires, which cost nothing; a
-// fence would be 0.6 us, and several hundred while other kernels' reads fill the link.
+// fence would be 0.6 us.
 LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f) {
   const uint32_t worker = ThreadId();
   const bool mine = worker < c.shape.nodes;

@@ -313,6 +313,16 @@ cuda::ExpertFormats CudaLanes::FormatsOf(uint32_t layer) const {
           arenas_.shape(layer, Matrix::kDown).format};
 }
 
+uint32_t CudaLanes::branch_nodes() const {
+  if (c_.staging.experts == 0) return 0;
+  uint32_t nodes = 0;
+  for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
+    const cuda::ExpertFormats f = FormatsOf(layer);
+    nodes += f.gate == f.up ? 5 : 6;  // two copies; gate and up together or apart, hidden, down
+  }
+  return nodes;
+}
+
 // Beside the trunk (hits, shared expert):
 //
 //   copies   gate and up of all | down of all

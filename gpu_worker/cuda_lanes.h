@@ -39,6 +39,7 @@ class CudaLanes final : public ExpertLanes {
   StatusOr<double> ProbeLink();
   uint64_t expert_bytes() const;  // of one expert, mean over layers
   uint32_t staged_max() const { return c_.staging.experts; }  // of a layer's pulls
+  uint32_t branch_nodes() const;  // of a window's graph: launches beside the trunk
 
   // ---- enqueued once per graph
   // The settings of the window, then a clean report. First of all in a window.

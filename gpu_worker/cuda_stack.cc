@@ -100,6 +100,7 @@ class Stack final : public CudaStack {
     PullOptions pull;
     pull.staging_bytes = plan_.pull_staging_bytes;
 #if defined(LODE_TEST_HOOKS)
+    // MiB[,blocks,threads,loads], to try shapes of the copies.
     if (const char* text = std::getenv("LODE_BENCH_PULL"); text != nullptr) {
       unsigned long long mib = 0;
       std::sscanf(text, "%llu,%u,%u,%u", &mib, &pull.copy.blocks, &pull.copy.threads,
@@ -183,6 +184,7 @@ class Stack final : public CudaStack {
                  Mib(memory.free_bytes), Mib(kReserveBytes));
     facts_["graph nodes, 1 row"] = std::to_string(engine_->nodes(1));
     facts_["graph nodes, 4 rows"] = std::to_string(engine_->nodes(4));
+    facts_["graph nodes, beside the trunk"] = std::to_string(engine_->branch_nodes());
     return OkStatus();
   }
 

@@ -11,8 +11,8 @@ namespace lode {
 
 class LaneCosts {
  public:
-  // One layer of a window: `pulls` experts took the device's lanes device_ns; hits and the shared
-  // expert ran beside them, so it is an upper bound.
+  // One layer of a window: `pulls` experts took device_ns, from the plan to the last byte; where the
+  // kernels that compute read some of them, to the wait, so that it is an upper bound.
   void LearnPull(uint32_t n_rows, uint32_t pulls, uint64_t device_ns) {
     if (pulls > 0) Move(&rows_[Index(n_rows)].pull_ns, static_cast<double>(device_ns) / pulls, 1);
   }
