@@ -22,6 +22,7 @@ inline constexpr bool kStaged = requires {
 };
 
 inline constexpr uint32_t kCopyBytes = 16;
+inline constexpr uint32_t kStagedThreadsMax = 320;
 
 // Rows of a product: `parts` runs of rows that lie one behind the other, part_bytes from run to
 // run. A run has room for part_rows rows, of which `valid` exist: row r of run p is p * part_rows +
