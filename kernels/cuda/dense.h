@@ -1,9 +1,9 @@
-// Products whose weights go through shared memory. The rows of a block of threads are copied as they
-// lie in memory, 16 bytes at a time, because lanes that read neighbouring blocks of 34 bytes touch
-// nine lines of device memory per load; the copies start before the launch ahead has ended, because
-// weights never change. Then everything is as in product.h: terms in any order, chains of additions
-// in the canonical one. Used by StagedMatKernel (mat_kernels.h) and by NarrowKernel: a product with
-// few columns whose input every block quantises for itself, plain or with the mix of
+// Products whose weights go through shared memory. The rows of a block of threads are copied as
+// they lie in memory, 16 bytes at a time, because lanes that read neighbouring blocks of 34 bytes
+// touch nine lines of device memory per load; the copies start before the launch ahead has ended,
+// because weights never change. Then everything is as in product.h: terms in any order, chains of
+// additions in the canonical one. Used by StagedMatKernel (mat_kernels.h) and by NarrowKernel: a
+// product with few columns whose input every block quantises for itself, plain or with the mix of
 // hyper-connections behind it. For types that can be decoded from shared memory (kStaged). Bound:
 // weight bytes over device bandwidth; few columns: latency. Device code.
 #pragma once
