@@ -96,8 +96,8 @@ class CudaDevice final : public Device {
   // The same with the addresses in device memory: table[row * experts_used + order].
   void CombineFrom(const RoutedRow* routed, const float* const* table, const float* shared,
                    float* y);
-  // For lanes that combine by a kernel of their own: the gates of the last SharedExpert, [row], and a
-  // word that y will be overwritten.
+  // For lanes that combine by a kernel of their own: the gates of the last SharedExpert, [row], and
+  // a word that y will be overwritten.
   const float* shared_gate() const;
   void WillWrite(const float* y);
   void Head(const WeightMatrix& output, const float* x, float* logits) override;

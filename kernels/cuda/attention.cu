@@ -397,7 +397,6 @@ AttendScoresKernel(AttendLaunch a) {
   const uint32_t n = all - first < kScoreCells ? all - first : kScoreCells;
   const uint32_t group = s.heads / s.kv_heads, fit = QueryHeads(s);
   const float scale = InvSqrt(static_cast<float>(static_cast<int32_t>(s.dim)));
-  LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
   const size_t head_of_group = static_cast<size_t>(row) * s.heads + kv_head * group;
   const uint32_t mine = ThreadId() / 32 * kWarpCells;
   const uint32_t warp_cells = mine < n ? (n - mine < kWarpCells ? n - mine : kWarpCells) : 0;
@@ -405,8 +404,12 @@ AttendScoresKernel(AttendLaunch a) {
   for (uint32_t base = 0; base < group; base += fit) {
     const uint32_t heads = group - base < fit ? group - base : fit;
     if (base != 0) SyncBlock();
-    for (uint32_t i = ThreadId(); i < heads * s.dim; i += kThreads)
-      q[i] = a.q[(head_of_group + base + i / s.dim) * 2 * s.dim + i % s.dim];
+    for (uint32_t h = ThreadId() / 32; h < heads; h += kWarps) {
+      const float* from = a.q + (head_of_group + base + h) * 2 * s.dim;
+      for (uint32_t i = 4 * lane; i < s.dim; i += 4 * 32) CopyAhead16(q + h * s.dim + i, from + i);
+    }
+    if (base == 0) LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
+    WaitForCopies();
     SyncBlock();
     if (warp_cells == 0) continue;
     if (base == 0) {

@@ -1,13 +1,11 @@
-// Dense products whose weights go through shared memory, and the stages of a layer that are fused
-// with them. The rows of a block of threads are copied as they lie in memory, 16 bytes at a time
-// (blocks of 34 bytes read straight from device memory touch nine lines per load of a warp, and
-// that, not the bandwidth, was the limit); the copies start before the launch ahead has ended,
+// Products whose weights go through shared memory. The rows of a block of threads are copied as
+// they lie in memory, 16 bytes at a time, because lanes that read neighbouring blocks of 34 bytes
+// touch nine lines of device memory per load; the copies start before the launch ahead has ended,
 // because weights never change. Then everything is as in product.h: terms in any order, chains of
-// additions in the canonical one. Three kernels: a tile of a matrix is MatKernel's part
-// (StagedTile); gate and up with swiglu behind them (SwigluTile); a product with few columns whose
-// input every block quantises for itself, plain or with the mix of hyper-connections behind it
-// (NarrowKernel). For types that can be decoded from shared memory (kStaged). Device code, included
-// by format_kernels.h.
+// additions in the canonical one. Used by StagedMatKernel (mat_kernels.h) and by NarrowKernel: a
+// product with few columns whose input every block quantises for itself, plain or with the mix of
+// hyper-connections behind it. For types that can be decoded from shared memory (kStaged). Bound:
+// weight bytes over device bandwidth; few columns: latency. Device code.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -22,6 +20,7 @@ inline constexpr bool kStaged = requires {
 };
 
 inline constexpr uint32_t kCopyBytes = 16;
+inline constexpr uint32_t kStagedThreadsMax = 320;
 
 // Rows of a product: `parts` runs of rows that lie one behind the other, part_bytes from run to
 // run. A run has room for part_rows rows, of which `valid` exist: row r of run p is p * part_rows +

@@ -19,6 +19,7 @@ const FormatKernels& KernelsOf(Format format) {
 }
 
 uint32_t shared_bytes_max = 48 * 1024;
+uint32_t multiprocessors = 1;
 
 namespace {
 
@@ -36,11 +37,11 @@ bool ShapeIsValid(const ProductShape& shape, uint32_t n_acts) {
 }
 
 ProductShape ChooseShape(Format format, uint32_t rows, uint32_t columns, uint32_t n_acts,
-                         uint32_t multiprocessors) {
+                         uint32_t n_multiprocessors) {
   if (Info(format).act_block_len == 0) return {kGroupRows, kFloatThreads};
   // The largest tile that still gives every multiprocessor several blocks.
   uint32_t tile = format == Format::kQ8_0 ? kStagedTileMax : kTileRowsMax;
-  while (tile > kGroupRows && rows / tile < kWaves * multiprocessors) tile /= 2;
+  while (tile > kGroupRows && rows / tile < kWaves * n_multiprocessors) tile /= 2;
   // As many threads as there are units, in rounds of equal length.
   const uint32_t units = tile / kGroupRows * (columns / 32);
   const uint32_t rounds = (units + kTileUnits - 1) / kTileUnits;

@@ -18,7 +18,9 @@ namespace lode::cuda {
 inline constexpr uint32_t kFloatStageBytes = 40 * 1024;  // several blocks fit everywhere
 inline constexpr uint32_t kFloatStageMost = 88 * 1024;   // for one long row at a time
 inline constexpr uint32_t kFloatWarpsMin = 2;            // of a block
-inline constexpr uint32_t kFloatTileMax = 2;  // rows of W, and activation rows, of a block
+// Rows of W, and activation rows, of a block; more where there are many rows, so that each is
+// fetched less often.
+inline constexpr uint32_t kFloatTile = 2, kFloatTileMax = 4, kFloatManyRows = 256;
 inline constexpr uint32_t kFloatPairs = kFloatTileMax * kFloatTileMax / kFloatWarpsMin;  // a warp's
 inline constexpr uint32_t kFetchAhead = 8;  // loads of four values in flight per thread
 
@@ -27,14 +29,22 @@ struct FloatCut {
   uint32_t rows, acts;  // of one block
   uint32_t stretch;     // columns of one stage: a multiple of the 32 partials
 };
-inline FloatCut CutFloats(uint32_t n_acts, uint32_t columns) {
+// rows: of all float matrices of the launch.
+inline FloatCut CutFloats(uint32_t rows, uint32_t n_acts, uint32_t columns) {
   const uint32_t all = (columns + 31) / 32 * 32, fit = kFloatStageBytes / sizeof(float);
-  FloatCut cut = {kFloatTileMax, n_acts < kFloatTileMax ? n_acts : kFloatTileMax, all};
-  if ((cut.rows + cut.acts) * all <= fit) return cut;
-  cut.rows = cut.acts = 1;
+  const auto cut_by = [&](uint32_t tile) {
+    const uint32_t acts = n_acts < tile ? n_acts : tile;
+    const uint32_t most = fit / (tile + acts) / 32 * 32;
+    return FloatCut{tile, acts, all < most ? all : most};
+  };
+  FloatCut cut = cut_by(kFloatTileMax);
+  if (rows >= kFloatManyRows && 2 * cut.stretch >= all) return cut;
+  cut = cut_by(kFloatTile);
+  if (cut.stretch >= all) return cut;
+  cut = {1, 1, all};
   const uint32_t most = shared_bytes_max < kFloatStageMost ? shared_bytes_max : kFloatStageMost;
   const uint32_t half = most / sizeof(float) / 2 / 32 * 32;
-  cut.stretch = all < half ? all : half;
+  if (half < all) cut.stretch = half;
   return cut;
 }
 

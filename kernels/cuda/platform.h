@@ -19,6 +19,9 @@
 #define LODE_DEVICE static __device__ __forceinline__
 // A kernel whose blocks have at most `threads` threads.
 #define LODE_KERNEL(threads) static __global__ void __launch_bounds__(threads)
+// The same, with registers for at least `blocks` such blocks on a multiprocessor.
+#define LODE_KERNEL_FITTING(threads, blocks) \
+  static __global__ void __launch_bounds__(threads, blocks)
 // A read-only table in device memory.
 #define LODE_DEVICE_TABLE static __device__ const
 // Memory of the block, uninitialised.
@@ -82,6 +85,18 @@ LODE_DEVICE void CopyAhead16(void* shared, const void* from) {
 LODE_DEVICE void WaitForCopies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+// Copies since the last call are one group; WaitForEarlierCopies waits for all groups
+// but the last.
+LODE_DEVICE void EndCopyGroup() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+LODE_DEVICE void WaitForEarlierCopies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
 #endif
 }
 

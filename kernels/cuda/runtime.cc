@@ -4,19 +4,18 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <cstring>
 
 #include "kernels/cuda/launch.h"
 #include "shared/base/check.h"
 
 namespace lode::cuda {
 
-extern bool launches_overlap;
 bool launches_overlap = false;
 
 namespace {
 
-constexpr uint32_t kOverlapCapability =
-    90;  // programmatic dependent launch; asked for, as no card has run it yet
+constexpr uint32_t kOverlapCapability = 90;  // programmatic dependent launch
 
 Status Failed(cudaError_t error, const char* what) {
   cudaGetLastError();  // an error that can be cleared must not surface at a later call
@@ -58,9 +57,11 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   facts.shared_bytes_per_block = prop.sharedMemPerBlock;
   // Kernels have up to kStaticShared bytes of their own.
   constexpr size_t kStaticShared = 4096;
+  multiprocessors = facts.multiprocessors;
   shared_bytes_max = static_cast<uint32_t>(prop.sharedMemPerBlockOptin - kStaticShared);
-  launches_overlap =
-      facts.capability >= kOverlapCapability && std::getenv("LODE_CUDA_OVERLAP") != nullptr;
+  const char* overlap = std::getenv("LODE_CUDA_OVERLAP");
+  launches_overlap = facts.capability >= kOverlapCapability &&
+                     (overlap == nullptr || std::strcmp(overlap, "0") != 0);
   size_t free_bytes = 0, total_bytes = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes); e != cudaSuccess)
     return Failed(e, "opening the CUDA card");

@@ -26,6 +26,10 @@ struct CardFacts {
 // card and loads all kernels.
 StatusOr<CardFacts> OpenCard(int ordinal);
 
+// Set by OpenCard: a launch may start while the one ahead of it still runs (compute capability 9.0
+// and newer, unless LODE_CUDA_OVERLAP=0 is in the environment). Benches change it.
+extern bool launches_overlap;
+
 StatusOr<CUstream_st*> OpenStream();
 void CloseStream(CUstream_st* stream);
 StatusOr<void*> AllocateDevice(size_t bytes);

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace lode::cuda::emulated {
@@ -30,7 +29,13 @@ struct Fiber {
   jmp_buf state;
   bool exists = false, done = false;
   const char* waits_for = "";
-  std::vector<std::pair<void*, const void*>> copies;
+  struct Copy {
+    void* to;
+    const void* from;
+    uint32_t group;
+  };
+  std::vector<Copy> copies;
+  uint32_t group = 0;  // of the next copy
 };
 
 struct Block {
@@ -139,6 +144,7 @@ void RunBlock() {
   for (uint32_t t = 0; t < n; ++t) {
     b.fibers[t].done = false;
     b.fibers[t].copies.clear();
+    b.fibers[t].group = 0;
   }
   ++b.moves;
   while (b.alive > 0) {
@@ -183,14 +189,22 @@ uint32_t Votes(bool mine) {
 }
 
 void CopyLater(void* shared, const void* from) {
-  Block& b = Get();
-  b.fibers[b.current].copies.emplace_back(shared, from);
+  Fiber& f = Get().fibers[Get().current];
+  f.copies.push_back({shared, from, f.group});
 }
-void CopyNow() {
-  Block& b = Get();
+void EndGroup() { ++Get().fibers[Get().current].group; }
+void CopyNow(uint32_t groups_left) {
+  Fiber& f = Get().fibers[Get().current];
   constexpr size_t kBytes = 16;
-  for (const auto& [to, from] : b.fibers[b.current].copies) std::memcpy(to, from, kBytes);
-  b.fibers[b.current].copies.clear();
+  std::vector<Fiber::Copy> left;
+  for (const Fiber::Copy& c : f.copies) {
+    // Without a limit, copies that no group has taken yet are done as well.
+    if (groups_left == 0 || c.group + groups_left < f.group)
+      std::memcpy(c.to, c.from, kBytes);
+    else
+      left.push_back(c);
+  }
+  f.copies.swap(left);
 }
 
 uint8_t* SharedMemory() {

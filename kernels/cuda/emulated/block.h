@@ -16,6 +16,7 @@
 
 #define LODE_DEVICE static inline __attribute__((unused))
 #define LODE_KERNEL(threads) [[maybe_unused]] static void
+#define LODE_KERNEL_FITTING(threads, blocks) LODE_KERNEL(threads)
 #define LODE_DEVICE_TABLE static const
 #define LODE_SHARED static thread_local
 #define LODE_UNROLL
@@ -49,9 +50,10 @@ void BarrierWarp();
 uint64_t Exchange(uint64_t value, uint32_t lane);
 uint32_t Votes(bool mine);
 uint8_t* SharedMemory();
-// A copy of 16 bytes that happens as late as it may: when the thread waits for its copies.
+// A copy of 16 bytes that happens as late as it may: when the thread waits for its group of copies.
 void CopyLater(void* shared, const void* from);
-void CopyNow();
+void EndGroup();
+void CopyNow(uint32_t groups_left);
 // Runs `body` once per thread of every block.
 void RunGrid(Grid grid, uint32_t threads, size_t shared, void (*body)(void*), void* context);
 }  // namespace emulated
@@ -72,7 +74,9 @@ LODE_DEVICE void WaitForPrevious() {}
 LODE_DEVICE void LetNextStart() {}
 LODE_DEVICE void PrefetchLine(const void*) {}
 LODE_DEVICE void CopyAhead16(void* shared, const void* from) { emulated::CopyLater(shared, from); }
-LODE_DEVICE void WaitForCopies() { emulated::CopyNow(); }
+LODE_DEVICE void WaitForCopies() { emulated::CopyNow(0); }
+LODE_DEVICE void EndCopyGroup() { emulated::EndGroup(); }
+LODE_DEVICE void WaitForEarlierCopies() { emulated::CopyNow(1); }
 
 LODE_DEVICE uint32_t ShuffleFrom(uint32_t x, uint32_t lane) {
   return static_cast<uint32_t>(emulated::Exchange(x, lane));
