@@ -323,10 +323,10 @@ uint32_t PickParts(uint32_t vocab) {
 
 void LaunchPick(CUstream_st* stream, const PickArgs& args, uint32_t n_rows) {
   const uint32_t parts = PickParts(args.vocab);
-  Launch(stream, {parts, n_rows}, kThreads, 0, &PickTopKernel, args);
-  Launch(stream, {parts, n_rows}, kThreads, 0, &PickExpKernel, args);
-  Launch(stream, {2, n_rows}, kWideThreads, kWideShared, &PickSumKernel, args, parts);
-  Launch(stream, {parts, n_rows}, kThreads, 0, &PickDrawKernel, args);
+  LaunchAhead(stream, {parts, n_rows}, kThreads, 0, &PickTopKernel, args);
+  LaunchAhead(stream, {parts, n_rows}, kThreads, 0, &PickExpKernel, args);
+  LaunchAhead(stream, {2, n_rows}, kWideThreads, kWideShared, &PickSumKernel, args, parts);
+  LaunchAhead(stream, {parts, n_rows}, kThreads, 0, &PickDrawKernel, args);
 }
 
 }  // namespace lode::cuda
