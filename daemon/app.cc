@@ -90,7 +90,8 @@ Status App::StartEngine() {
       MakeSetup(options_, *source_, topology, dir_.control_path + "/workers.sock", worker_dir));
   spdlog::info("{}", setup.summary);
   const Tunables& chosen = setup.scheduler.tunables;
-  const TuningDefaults defaults = {chosen.vram_budget_bytes, chosen.pull_share};
+  const TuningDefaults defaults = {chosen.vram_budget_bytes, chosen.pull_share,
+                                   setup.scheduler.facts["device"] == "cuda"};
   setup.scheduler.facts["admin_socket"] = AdminSocket();
   LODE_ASSIGN_OR_RETURN(supervisor_, Supervisor::Create(std::move(setup.supervisor)));
   scheduler_ =

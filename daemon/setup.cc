@@ -10,9 +10,10 @@
 #include <cerrno>
 
 #include "daemon/child_process.h"
-#include "shared/base/log.h"
+#include "daemon/tuning.h"
 #include "kernels/isa_list.h"
 #include "shared/base/limits.h"
+#include "shared/base/log.h"
 
 namespace lode {
 namespace {
@@ -31,8 +32,9 @@ constexpr int kProbeMs = 30'000;
 // says "+card" or "-why not" through the pipe. A build without the cuda device answers as well.
 bool UsableGpu(const std::string& worker_dir) {
   if (access("/dev/nvidiactl", R_OK | W_OK) != 0) {
-    spdlog::info("no GPU is used: /dev/nvidiactl {}",
-                 errno == ENOENT ? "is missing (no NVIDIA driver)" : "may not be opened by this user");
+    spdlog::info("no GPU is used: /dev/nvidiactl {}", errno == ENOENT
+                                                          ? "is missing (no NVIDIA driver)"
+                                                          : "may not be opened by this user");
     return false;
   }
   int ends[2];
@@ -229,8 +231,7 @@ StatusOr<EngineSetup> MakeSetup(const Options& options, const ModelSource& sourc
   LODE_ASSIGN_OR_RETURN(const double share, PullShare(options, source));
   c.tunables.vram_budget_bytes = vram;
   c.tunables.pull_share = static_cast<float>(share);
-  c.tunables.split_policy = static_cast<uint32_t>(
-      options.split_policy == "balanced" ? SplitPolicy::kBalanced : SplitPolicy::kFixed);
+  c.tunables.split_policy = static_cast<uint32_t>(ChosenSplit(options, cuda));
   c.tunables.tier_policy = static_cast<uint32_t>(
       options.tier_policy == "static" ? TierPolicy::kStatic : TierPolicy::kDecayedLfu);
   c.drafts.head = s.gpu_plan.draft_head && (!options.mtp.empty() || model.nextn_layers > 0);

@@ -9,6 +9,12 @@
 
 namespace lode {
 
+SplitPolicy ChosenSplit(const Options& options, bool cuda) {
+  const bool balanced = options.split_policy == "balanced" ||
+                        (options.split_policy == "auto" && cuda && options.pull_share < 0);
+  return balanced ? SplitPolicy::kBalanced : SplitPolicy::kFixed;
+}
+
 StatusOr<std::map<std::string, std::string>> Tuning::Tune(
     const std::map<std::string, std::string>& changes) {
   const std::vector<std::string> names = OptionsWithoutRestart();
@@ -26,8 +32,7 @@ StatusOr<std::map<std::string, std::string>> Tuning::Tune(
   change.vram_budget_bytes = next.vram_budget ? next.vram_budget : defaults_.vram_budget_bytes;
   change.pull_share =
       next.pull_share >= 0 ? static_cast<float>(next.pull_share) : defaults_.pull_share;
-  change.split_policy =
-      next.split_policy == "balanced" ? SplitPolicy::kBalanced : SplitPolicy::kFixed;
+  change.split_policy = ChosenSplit(next, defaults_.cuda);
   change.tier_policy = next.tier_policy == "static" ? TierPolicy::kStatic : TierPolicy::kDecayedLfu;
   change.prompt_rows = next.prompt_rows;
   if (!changes.empty()) {

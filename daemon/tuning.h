@@ -18,7 +18,11 @@ namespace lode {
 struct TuningDefaults {
   uint64_t vram_budget_bytes = 0;
   float pull_share = 0;
+  bool cuda = false;  // the device
 };
+
+// What split_policy means on this device: auto is balanced on cuda unless a pull_share is given.
+SplitPolicy ChosenSplit(const Options& options, bool cuda);
 
 class Tuning {
  public:

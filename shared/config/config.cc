@@ -58,7 +58,7 @@ const std::vector<ChoiceRow>& Choices() {
       {"kv_type", {"q8", "f16", "f32"}},
       {"device", {"auto", "cpu", "cuda"}},
       {"isa", IsaWords()},
-      {"split_policy", {"fixed", "balanced"}},
+      {"split_policy", {"auto", "fixed", "balanced"}},
       {"tier_policy", {"static", "decayed_lfu"}},
       {"mtp_norm", {"full", "stream"}},
       {"draft_source", {"none", "head", "lookup", "both"}},

@@ -32,7 +32,7 @@ namespace lode {
   X(experts, cpu_workers, uint32_t, 0, 0, 16, true, "CPU expert workers; 0 = one per NUMA node")                         \
   X(experts, cpu_threads, uint32_t, 0, 0, 256, true, "threads of each CPU worker; 0 = chosen from cores and cpuset; a CPU quota is never exceeded") \
   X(experts, pull_share, double, -1, -1, 1, false, "share of misses pulled over PCIe by policy fixed; -1 = by pack")     \
-  X(experts, split_policy, std::string, "fixed", 0, 0, false, "lane split: fixed, or balanced (cuda: by the lanes' learned costs)")                                       \
+  X(experts, split_policy, std::string, "auto", 0, 0, false, "lane split: fixed, balanced (by the lanes' learned costs), or auto (balanced on cuda without a pull_share)")         \
   X(experts, pull_staging, uint64_t, 64ull << 20, 0, 16ull << 30, true, "cuda: device memory for pulled experts on their way; 0 = kernels read them straight from host memory") \
   X(experts, tier_policy, std::string, "decayed_lfu", 0, 0, false, "VRAM tier: static or decayed_lfu")                   \
   X(experts, profile, std::string, "", 0, 0, true, "expert ranking file; empty = spread evenly over layers")             \
