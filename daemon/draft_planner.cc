@@ -64,15 +64,20 @@ DraftOffer DraftPlanner::OfferOf(const Sequence& sequence, const Candidate& cand
   return offer;
 }
 
+// Guesses of the head exist because Ask wanted them, and are explored there; other drafts (lookups,
+// replayed ones) are there anyway.
+bool DraftPlanner::AskedFor(const Sequence& sequence, const Candidate& candidate) {
+  return candidate.source == DraftClass::kHead && sequence.request.drafts.replay == nullptr;
+}
+
 // Drafts to verify without asking the policy: a fixed number was requested, or it must learn.
 uint32_t DraftPlanner::ForcedDrafts(Sequence* sequence, const Candidate& candidate) const {
   SequenceDrafts& drafts = sequence->drafts;
   const auto n = static_cast<uint32_t>(candidate.tokens.size());
   if (sequence->request.drafts.fixed) return n;
   if (n == 0) return 0;
-  if (candidate.source == DraftClass::kHead) return drafts.explore ? n : 0;
-  if (drafts.lookups_declined < setup_.policy.explore_every) return 0;
-  return 1;  // one is enough to see whether lookups hold again
+  if (AskedFor(*sequence, candidate)) return drafts.explore ? n : 0;
+  return drafts.offers_explorer.Due(setup_.policy) ? 1 : 0;  // one shows whether they hold again
 }
 
 void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const RowShare> shares,
@@ -114,9 +119,15 @@ void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const 
     const std::vector<int32_t>& tokens = candidates[i].tokens;
     drafts.offered_class = candidates[i].source;
     drafts.offered.assign(tokens.begin(), tokens.begin() + taken[i]);
-    const bool declined =
-        taken[i] == 0 && !tokens.empty() && candidates[i].source != DraftClass::kHead;
-    drafts.lookups_declined = declined ? drafts.lookups_declined + 1 : 0;
+    if (tokens.empty() || AskedFor(*sequences[i], candidates[i])) continue;
+    // A forced one is the exploration, no sign that drafts pay.
+    if (taken[i] == 0) {
+      drafts.offers_explorer.Declined();
+    } else if (forced[i] > 0) {
+      drafts.offers_explorer.Explored(setup_.policy);
+    } else {
+      drafts.offers_explorer = {};
+    }
   }
 }
 
@@ -134,8 +145,8 @@ void DraftPlanner::Ask(Sequence* sequence, bool picks, uint32_t decoding, Sequen
   if (options.fixed) {
     drafts.asked = max;
   } else {
-    const uint32_t best = ChooseDepth(costs_, setup_.policy, drafts.acceptance, acceptance_,
-                                      decoding, max);
+    const uint32_t best =
+        ChooseDepth(costs_, setup_.policy, drafts.acceptance, acceptance_, decoding, max);
     drafts.asked = std::min(drafts.head_explorer.Adjust(best, max, setup_.policy), max);
     drafts.asked_to_explore = drafts.asked > best;
   }
@@ -176,7 +187,8 @@ void DraftPlanner::ObserveWindow(const WindowPlan& plan, const WindowResult& res
   Add(counters->draft_ns, draft_ns);
   Add(counters->verify_ns, wall_ns - draft_ns);
   uint32_t asked = 0;
-  for (uint32_t i = 0; i < plan.n_seqs; ++i) asked = std::max<uint32_t>(asked, plan.seqs[i].draft_max);
+  for (uint32_t i = 0; i < plan.n_seqs; ++i)
+    asked = std::max<uint32_t>(asked, plan.seqs[i].draft_max);
   if (result.draft_passes > 0)
     costs_.ObserveDrafting(asked > 0 ? result.draft_passes : 0, draft_ns);
   // Prompt rows need no head and no pick: their windows say nothing about verification.

@@ -1,7 +1,7 @@
 // Drafts of a window: which guesses each sequence verifies, how many the draft head shall make for
-// the next window, and what the result teaches. Glue between the sequences, the prompt lookup and the
-// policy's pure functions (daemon/draft_policy.h). Steps 3 and 10 of the life of a token. Scheduler
-// thread only.
+// the next window, and what the result teaches. Glue between the sequences, the prompt lookup and
+// the policy's pure functions (daemon/draft_policy.h). Steps 3 and 10 of the life of a token.
+// Scheduler thread only.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ class DraftPlanner {
   // SequenceDrafts::offered of each (empty: none).
   void Choose(std::span<Sequence* const> sequences, std::span<const RowShare> shares,
               uint32_t window_rows);
-  // Sets the drafting fields of a sequence's plan. `picks`: its last row picks; `decoding`: how many
-  // sequences of the window do.
+  // Sets the drafting fields of a sequence's plan. `picks`: its last row picks; `decoding`: how
+  // many sequences of the window do.
   void Ask(Sequence* sequence, bool picks, uint32_t decoding, SequencePlan* plan);
   // After CommitRows: what drafts of the sequence held, and the guesses for its next window.
   // `finished`: the answer ended in this window.
@@ -52,6 +52,7 @@ class DraftPlanner {
   };
   Candidate Best(Sequence* sequence) const;
   DraftOffer OfferOf(const Sequence& sequence, const Candidate& candidate) const;
+  static bool AskedFor(const Sequence& sequence, const Candidate& candidate);
   uint32_t ForcedDrafts(Sequence* sequence, const Candidate& candidate) const;
 
   const DraftSetup setup_;

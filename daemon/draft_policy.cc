@@ -192,13 +192,14 @@ uint32_t Explorer::Adjust(uint32_t best, uint32_t max, const PolicyConstants& co
   if (max == 0) return 0;
   if (best == 0) {
     busy_ = 0;
-    if (wait_ == 0) wait_ = constants.explore_first;
-    if (++idle_ < wait_) return 0;
-    idle_ = 0;
-    wait_ = std::min(2 * wait_, constants.explore_every);
+    if (!idle_.Due(constants)) {
+      idle_.Declined();
+      return 0;
+    }
+    idle_.Explored(constants);
     return 1;
   }
-  idle_ = wait_ = 0;
+  idle_ = {};
   if (++busy_ < constants.probe_every) return best;
   busy_ = 0;
   up_ = !up_;

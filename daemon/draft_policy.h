@@ -7,6 +7,7 @@
 // docs/design/drafts.md.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -149,13 +150,32 @@ uint32_t ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
                      const Acceptance& acceptance, const Acceptance& prior, uint32_t sequences,
                      uint32_t max);
 
+// When to try a draft although none pays: after explore_first idle windows, then after twice as
+// many, up to explore_every.
+class IdleExplorer {
+ public:
+  void Declined() { ++idle_; }
+  bool Due(const PolicyConstants& constants) const { return idle_ + 1 >= Wait(constants); }
+  void Explored(const PolicyConstants& constants) {
+    idle_ = 0;
+    wait_ = std::min(2 * Wait(constants), constants.explore_every);
+  }
+
+ private:
+  uint32_t Wait(const PolicyConstants& constants) const {
+    return wait_ != 0 ? wait_ : constants.explore_first;
+  }
+  uint32_t idle_ = 0, wait_ = 0;  // wait_ 0: explore_first
+};
+
 // Exploration of one sequence, window by window: turns the best depth into the one to ask for.
 class Explorer {
  public:
   uint32_t Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants);
 
  private:
-  uint32_t idle_ = 0, busy_ = 0, wait_ = 0;  // wait_ 0: the next idle time begins
+  IdleExplorer idle_;
+  uint32_t busy_ = 0;
   bool up_ = true;
 };
 

@@ -1,6 +1,6 @@
 // What a sequence remembers about drafts: guesses for its next window, what the running window
-// verifies, and how its drafts fared. All of it may be lost at any time without changing the answer.
-// Scheduler thread only; written by daemon/draft_planner.cc.
+// verifies, and how its drafts fared. All of it may be lost at any time without changing the
+// answer. Scheduler thread only; written by daemon/draft_planner.cc.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct SequenceDrafts {
   PromptLookup lookup;
   Acceptance acceptance;
   Explorer head_explorer;
-  uint32_t lookups_declined = 0;  // windows in a row
+  IdleExplorer offers_explorer;  // of drafts that are there without being asked for
 };
 
 }  // namespace lode

@@ -38,6 +38,7 @@ StatusOr<std::unique_ptr<EngineStack>> EngineStack::Start(const ModelSource& sou
   o.model = source.description();
   o.device = TestDevice();
   o.cpu_workers = options.cpu_workers;
+  o.split_policy = "fixed";  // every lane has work, whatever the lanes cost here
   o.cpu_threads = options.threads;
   o.device_threads = options.threads;
   o.spin_us = 0;

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
+#include <thread>
+
 #include "daemon/setup.h"
 #include "shared/base/check.h"
 #include "shared/shm/wait_word.h"
@@ -27,6 +30,7 @@ class EngineKillTest : public testing::Test {
     options.model = TestSources() + "/tests/models/demo-q4-with-mtp.gguf";
     options.device = TestDevice();
     options.cpu_workers = cpu_workers;
+    options.split_policy = "fixed";  // every lane has work, whatever the lanes cost here
     options.cpu_threads = 1;
     options.device_threads = 1;
     options.spin_us = 0;
@@ -77,10 +81,25 @@ class EngineKillTest : public testing::Test {
       if (worker.name == name && worker.pid > 0) kill(worker.pid, signal);
     }
   }
+  // A worker that is not back yet cannot die again: answers may take less time than a start.
+  void AwaitWorkers() {
+    const uint64_t deadline = In(kPatienceSeconds);
+    const auto all_ready = [&] {
+      for (const auto& worker : supervisor_->Workers()) {
+        if (worker.state != "ready") return false;
+      }
+      return true;
+    };
+    while (!all_ready()) {
+      ASSERT_LT(NowNs(), deadline) << "a worker does not come back";
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
   // Kills `name` (if any) when `after` tokens have come.
   Answer Run(const std::string& name = "", size_t after = 0, size_t again = 0,
              int signal = SIGKILL) {
     Answer answer;
+    AwaitWorkers();
     auto stream = scheduler_->Submit(MakeRequest());
     EXPECT_TRUE(stream.ok()) << stream.status();
     if (!stream.ok()) return answer;
