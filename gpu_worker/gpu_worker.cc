@@ -115,9 +115,9 @@ Status GpuWorker::AttachSegments(const LoadPlan& plan, GpuSegments segments) {
   std::vector<const uint8_t*> data;
   for (uint32_t node = 0; node < plan.n_nodes; ++node) {
     LODE_ASSIGN_OR_RETURN(ArenaLayout layout, ComputeArenaLayout(*source_, node, plan.n_nodes));
-    LODE_ASSIGN_OR_RETURN(std::unique_ptr<Segment> arena,
-                          Segment::Attach(std::move(segments.arenas[node]), "arena", layout.bytes,
-                                          arena_access));
+    LODE_ASSIGN_OR_RETURN(
+        std::unique_ptr<Segment> arena,
+        Segment::Attach(std::move(segments.arenas[node]), "arena", layout.bytes, arena_access));
     data.push_back(arena->data());
     arena_segments_.push_back(std::move(arena));
     layouts_.push_back(std::move(layout));
@@ -173,16 +173,15 @@ Status GpuWorker::BuildDevice(const LoadPlan& plan, const ProgressFn& progress) 
 Status GpuWorker::BuildDrafter(const LoadPlan& plan) {
   const ModelConfig& config = source_->config();
   const ModelSource& head = head_ != nullptr ? *head_ : *source_;
-  LODE_ASSIGN_OR_RETURN(
-      std::vector<int32_t> vocabulary,
-      ReadDraftVocabulary(plan.draft_vocab, plan.draft_vocab_top, config.vocab));
+  LODE_ASSIGN_OR_RETURN(std::vector<int32_t> vocabulary,
+                        ReadDraftVocabulary(plan.draft_vocab, plan.draft_vocab_top, config.vocab));
   LODE_ASSIGN_OR_RETURN(draft_weights_, DraftWeights::Load(head, *source_, weights_, *device_,
                                                            std::move(vocabulary)));
   draft_weights_.full_width_norm = plan.mtp_full_width_norm;
   if (cuda_ != nullptr) {
-    LODE_ASSIGN_OR_RETURN(drafter_, cuda_->MakeDrafter(head, draft_weights_, weights_,
-                                                       state_->draft_attention(), *forward_,
-                                                       &draft_expert_bytes_));
+    LODE_ASSIGN_OR_RETURN(
+        drafter_, cuda_->MakeDrafter(head, draft_weights_, weights_, state_->draft_attention(),
+                                     *forward_, &draft_expert_bytes_));
     return OkStatus();
   }
   LODE_ASSIGN_OR_RETURN(draft_lanes_, LocalExpertLanes::LoadDraft(head, *cpu_device_));
@@ -286,9 +285,9 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   ReadyReport report;
   uint64_t device_bytes = 0;
   for (const DeviceAllocation& a : device_->allocations()) device_bytes += a.bytes;
-  // On the card they are among the allocations.
+  // On the card the draft head's experts and the slots are among the allocations.
   if (cuda_ == nullptr) device_bytes += draft_expert_bytes_;
-  report.memory_bytes = device_bytes + tier_->slot_bytes_total();
+  report.memory_bytes = device_bytes + (cuda_ == nullptr ? tier_->slot_bytes_total() : 0);
   if (drafter_ != nullptr) {
     report.facts["draft_head"] = head_ != nullptr ? plan.mtp : plan.model;
     report.facts["draft_bytes"] = std::to_string(draft_weights_.bytes + draft_expert_bytes_);
@@ -296,8 +295,8 @@ ReadyReport GpuWorker::Report(const LoadPlan& plan) const {
   }
   report.facts["device"] = plan.device;
   // On cuda the host computes nothing of the model; the table only has to exist here.
-  const char* isa = cpu_device_ ? cpu_device_->kernels().name
-                                : FindKernelTable(plan.isa.c_str(), nullptr)->name;
+  const char* isa =
+      cpu_device_ ? cpu_device_->kernels().name : FindKernelTable(plan.isa.c_str(), nullptr)->name;
   const uint32_t threads = cpu_device_ ? cpu_device_->pool().threads() : cuda_->host_threads();
   report.facts["isa"] = isa;
   report.facts["threads"] = std::to_string(threads);
