@@ -220,6 +220,22 @@ TEST(DraftPolicy, LearnsThatTheTierChanged) {
   EXPECT_GE(late.rate(), 0.96 * fastest);
 }
 
+TEST(DraftPolicy, IdleTriesComeSoonerAtFirst) {
+  const PolicyConstants k;
+  IdleExplorer explorer;
+  std::vector<uint32_t> distances;
+  for (uint32_t w = 1, last = 0; w <= 300; ++w) {
+    if (!explorer.Due(k)) {
+      explorer.Declined();
+      continue;
+    }
+    distances.push_back(w - last);
+    last = w;
+    explorer.Explored(k);
+  }
+  EXPECT_EQ(distances, (std::vector<uint32_t>{8, 16, 32, 64, 64, 64}));
+}
+
 TEST(DraftPolicy, SharesTheRoomByGain) {
   WindowCosts costs;  // nothing measured: the start shape
   PolicyConstants k;
