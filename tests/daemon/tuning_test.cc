@@ -72,5 +72,19 @@ TEST_F(TuningTest, WrongChangesChangeNothing) {
   EXPECT_EQ(tuning_.Tune({})->at("pull_share"), "-1");  // refused is not remembered
 }
 
+TEST(ChosenSplit, AutoIsBalancedOnCudaUnlessAShareIsGiven) {
+  Options options;
+  EXPECT_EQ(options.split_policy, "auto");
+  EXPECT_EQ(ChosenSplit(options, /*cuda=*/true), SplitPolicy::kBalanced);
+  EXPECT_EQ(ChosenSplit(options, /*cuda=*/false), SplitPolicy::kFixed);
+  options.pull_share = 0.4;
+  EXPECT_EQ(ChosenSplit(options, true), SplitPolicy::kFixed);
+  options.split_policy = "balanced";
+  EXPECT_EQ(ChosenSplit(options, true), SplitPolicy::kBalanced);
+  options.split_policy = "fixed";
+  options.pull_share = -1;
+  EXPECT_EQ(ChosenSplit(options, true), SplitPolicy::kFixed);
+}
+
 }  // namespace
 }  // namespace lode
