@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <optional>
 
+#include "gpu_worker/row_results.h"
 #include "gpu_worker/sampler_math.h"
 #include "kernels/cuda/runtime.h"
 #include "shared/base/check.h"
@@ -83,7 +85,7 @@ CudaEngine::CudaEngine(const CudaEngineOptions& options, const ModelConfig& conf
 
 CudaEngine::~CudaEngine() {
   for (void* memory :
-       {static_cast<void*>(wants_), static_cast<void*>(picks_), static_cast<void*>(host_logits_),
+       {static_cast<void*>(wants_), static_cast<void*>(host_changes_), static_cast<void*>(picks_), static_cast<void*>(host_logits_),
         static_cast<void*>(host_routed_), static_cast<void*>(report_),
         static_cast<void*>(host_stamps_), static_cast<void*>(words_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
@@ -102,12 +104,15 @@ Status CudaEngine::Allocate() {
       void* scratch,
       device_.Allocate("sampling", kWindowRowsMax * cuda::PickScratchBytes(config_.vocab)));
   pick_scratch_ = static_cast<uint8_t*>(scratch);
+  LODE_ASSIGN_OR_RETURN(void* changes, device_.Allocate("changes of logits", kChangeBytesMax));
+  changes_ = static_cast<uint8_t*>(changes);
   const auto pinned = [](const char* what, size_t bytes, auto** out) -> Status {
     LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateZeroedPinned(bytes, what));
     *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
     return OkStatus();
   };
   LODE_RETURN_IF_ERROR(pinned("rows' wants", kWindowRowsMax * sizeof(RowWants), &wants_));
+  LODE_RETURN_IF_ERROR(pinned("changes of logits", kChangeBytesMax, &host_changes_));
   LODE_RETURN_IF_ERROR(pinned("rows' picks", kWindowRowsMax * sizeof(cuda::PickReport), &picks_));
   LODE_RETURN_IF_ERROR(
       pinned("logits", size_t{kWindowRowsMax} * config_.vocab * sizeof(float), &host_logits_));
@@ -144,6 +149,7 @@ void CudaEngine::EnqueueWindow(uint32_t n_rows, bool timed) {
     cuda::LaunchPick(stream,
                      {.window = device_.window_block(),
                       .wants = wants_,
+                      .changes = changes_,
                       .logits = forward_.logits(0),
                       .vocab = config_.vocab,
                       .reports = picks_,
@@ -176,20 +182,31 @@ void CudaEngine::EnqueueWindow(uint32_t n_rows, bool timed) {
 
 void CudaEngine::ApplyTunables(const Tunables&, const KernelTable*) {}
 
-void CudaEngine::SetWants(const RowWants* wants, uint32_t n_rows) {
+void CudaEngine::SetWants(const RowWants* wants, uint32_t n_rows,
+                          std::span<const uint8_t> changes) {
+  LODE_CHECK(changes.size() <= kChangeBytesMax, "{} bytes of changes", changes.size());
   std::copy_n(wants, n_rows, wants_);
+  if (changes.empty()) return;
+  // The window before has ended: nothing reads either copy any more.
+  std::memcpy(host_changes_, changes.data(), changes.size());
+  cuda::CopyAsync(changes_, host_changes_, changes.size(), device_.stream());
 }
 
 bool CudaEngine::pick(uint32_t row, RowPick* out) const {
   const cuda::PickReport& report = picks_[row];
-  out->argmax = static_cast<int32_t>(IdOfKey(report.best));
+  const auto token_of = [](uint64_t key) {
+    return key != 0 ? static_cast<int32_t>(IdOfKey(key)) : 0;
+  };
+  out->argmax = token_of(report.best);
   out->max = report.max;
   out->sum = report.sum;
   out->target_logit = report.target_logit;
-  out->token = out->argmax;
-  out->token_logit = report.max;
+  out->token = token_of(report.pick_best);
+  out->token_logit = report.pick_logit;
   // Without a finite logit there is nothing to draw from.
-  if (wants_[row].draw == 0 || report.max == canonical::FromBits(0xff800000u)) return true;
+  if (wants_[row].draw == 0 || report.pick_best == 0 ||
+      ValueOfKey(report.pick_best) == canonical::FromBits(0xff800000u))
+    return true;
   const cuda::DrawPart* best = &report.draws[0];
   for (uint32_t p = 1; p < cuda::PickParts(config_.vocab); ++p) {
     if (report.draws[p].key > best->key) best = &report.draws[p];

@@ -47,7 +47,8 @@ class CudaEngine final : public WindowEngine {
   void SetTier(ExpertTier* tier) { tier_ = tier; }
 
   void ApplyTunables(const Tunables& tunables, const KernelTable* table) override;
-  void SetWants(const RowWants* wants, uint32_t n_rows) override;
+  void SetWants(const RowWants* wants, uint32_t n_rows,
+                std::span<const uint8_t> changes) override;
   WindowOutcome Run(const StepParams& params, const LanesWindow& window,
                     uint64_t* stage_ns) override;
   WindowOutcome Fold(const StepParams& params, uint64_t* stage_ns) override;
@@ -98,8 +99,10 @@ class CudaEngine final : public WindowEngine {
   uint64_t* stamps_ = nullptr;                     // device
   uint32_t* arrived_ = nullptr;                    // device
   uint8_t* pick_scratch_ = nullptr;                // device
+  uint8_t* changes_ = nullptr;                     // device, copy of host_changes_
   // Pinned.
   RowWants* wants_ = nullptr;          // [row]
+  uint8_t* host_changes_ = nullptr;    // [kChangeBytesMax]
   cuda::PickReport* picks_ = nullptr;  // [row]
   float* host_logits_ = nullptr;       // [row][vocab]
   RoutedRow* host_routed_ = nullptr;   // [layer][row]

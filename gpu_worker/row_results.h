@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "gpu_worker/plan_check.h"
 #include "gpu_worker/row_pick.h"
@@ -14,8 +16,14 @@
 
 namespace lode {
 
-// What the device should make of the row's logits.
-RowWants WantsOf(const WindowPlan& plan, uint32_t plan_row, const PlanAreas& areas);
+// Bytes of a window's change lists, at most: whole heaps, and the drafts of every row.
+inline constexpr size_t kChangeBytesMax =
+    kWindowRowsMax * (kSequenceHeapBytes + (kWindowRowsMax + 4) * sizeof(uint64_t));
+
+// What the device should make of the rows' logits: wants[i] of plan row row_of[i], and the lists they
+// name. Rows of one sequence share theirs. `changes` grows to kChangeBytesMax at most.
+void MakeWants(const WindowPlan& plan, std::span<const uint32_t> row_of, const PlanAreas& areas,
+               uint32_t vocab, RowWants* wants, std::vector<uint8_t>* changes);
 
 // Fills everything of `out` that comes from logits. `step_row`: the row's place in the engine's
 // last window; the row has needs_logits.

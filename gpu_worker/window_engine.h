@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 
 #include "gpu_worker/expert_lanes.h"
@@ -23,9 +24,10 @@ class WindowEngine {
   // Window border: new tunables. `table`: the host kernel table that device_isa names.
   virtual void ApplyTunables(const Tunables& tunables, const KernelTable* table) = 0;
 
-  // What the next window's rows want, [n_rows]; before Run. Engines whose logits are in host memory
-  // anyway need not know.
-  virtual void SetWants(const RowWants* /*wants*/, uint32_t /*n_rows*/) {}
+  // What the next window's rows want, [n_rows], and the lists that they name (kChangeBytesMax at
+  // most); before Run. Engines whose logits are in host memory anyway need not know.
+  virtual void SetWants(const RowWants* /*wants*/, uint32_t /*n_rows*/,
+                        std::span<const uint8_t> /*changes*/) {}
 
   // Computes the staged window. Between the tier's Border and its WindowDone. Rows may be run again
   // after any failure, with the same bits. stage_ns: null, or kStages counters to add to.

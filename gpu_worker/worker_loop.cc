@@ -46,6 +46,7 @@ void ProposeAccepts(const WindowPlan& plan, WindowResult* result) {
 
 GpuWorkerLoop::GpuWorkerLoop(const GpuLoopOptions& options, const GpuLoopParts& parts)
     : options_(options), parts_(parts), areas_(new PlanAreas) {
+  changes_.reserve(kChangeBytesMax);
   for (uint32_t row = 0; row < kWindowRowsMax; ++row) scratch_.emplace_back(parts.config->vocab);
 }
 
@@ -160,8 +161,8 @@ WindowOutcome GpuWorkerLoop::RunRows(const WindowPlan& plan, const StepParams& p
     if (replaced >> w & 1) parts_.engine->WorkerReplaced(w);
   }
   RowWants wants[kWindowRowsMax];
-  for (uint32_t r = 0; r < params.n_rows; ++r) wants[r] = WantsOf(plan, row_of[r], *areas_);
-  parts_.engine->SetWants(wants, params.n_rows);
+  MakeWants(plan, {row_of, params.n_rows}, *areas_, parts_.config->vocab, wants, &changes_);
+  parts_.engine->SetWants(wants, params.n_rows, changes_);
   const WindowOutcome outcome = parts_.engine->Run(params, lanes_window_, stage_ns);
   parts_.tier->WindowDone();
 

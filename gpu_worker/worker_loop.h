@@ -76,6 +76,7 @@ class GpuWorkerLoop {
   const GpuLoopParts parts_;
   std::unique_ptr<PlanAreas> areas_;
   std::vector<SamplerScratch> scratch_;  // [row]
+  std::vector<uint8_t> changes_;         // of the window's logits, see row_pick.h
   // Tunables in force.
   bool tunables_known_ = false;
   Tunables tunables_ = {};

@@ -144,6 +144,7 @@ LODE_DEVICE void AtomicMin(uint64_t* p, uint64_t x) {
 }
 LODE_DEVICE uint32_t AtomicAdd(uint32_t* p, uint32_t x) { return atomicAdd(p, x); }
 LODE_DEVICE uint32_t AtomicMax(uint32_t* p, uint32_t x) { return atomicMax(p, x); }
+LODE_DEVICE uint32_t AtomicExchange(uint32_t* p, uint32_t x) { return atomicExch(p, x); }
 
 // ---- exact integer arithmetic
 LODE_DEVICE int32_t Dp4a(uint32_t a, uint32_t b, int32_t c) {

@@ -1,11 +1,13 @@
-// See sampling.h. Four kernels, a row per grid line: best token by parts; exponentials; their sum
-// (one chain of additions per canonical partial) beside the cuts of top-k and top-p; draw by parts.
+// See sampling.h. Four kernels, a row per grid line: best token by parts, of the logits and of the
+// changed logits; exponentials; their sum (one chain of additions per canonical partial) beside the
+// cuts of top-k and top-p; draw by parts.
 // Everything is exact integers or canonical floats, so no order of threads shows.
 // Bound: the sum's chain, vocab / 32 additions of 4 clocks (18 us at 248,320 tokens).
 #include "gpu_worker/sampler_math.h"
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/reduce.h"
 #include "kernels/cuda/sampling.h"
+#include "shared/wire/window_plan.h"
 
 namespace lode::cuda {
 namespace {
@@ -24,28 +26,37 @@ static_assert(kWideShared >= 2 * kBuckets * sizeof(uint32_t));
 // Device scratch of one row.
 struct RowScratch {
   uint64_t tops[kPickPartsMax];
-  uint64_t cut;    // candidates have at least this key
+  uint64_t changed_tops[kPickPartsMax];  // of the changed logits; 0: nothing allowed in the part
+  uint64_t cut;                          // candidates have at least this key
   RowWants wants;  // fetched once: every read of pinned memory is a round trip
 };
 constexpr size_t kHeadBytes = (sizeof(RowScratch) + 255) / 256 * 256;
-LODE_FN size_t ExpBytes(uint32_t vocab) {
+LODE_FN size_t FloatBytes(uint32_t vocab) {
   return (size_t{vocab} * sizeof(float) + 255) / 256 * 256;
 }
 LODE_FN size_t ScratchBytes(uint32_t vocab) {
-  return kHeadBytes + ExpBytes(vocab) + size_t{vocab} * sizeof(uint64_t);
+  return kHeadBytes + 2 * FloatBytes(vocab) + size_t{vocab} * sizeof(uint64_t);
 }
 
 struct Row {
   const float* logits;
   RowScratch* head;
   float* exps;
+  float* changed;
   uint64_t* keys;  // of candidates in the bucket of a cut
 };
+// How often penalties count a token; done with before there are keys.
+LODE_DEVICE uint32_t* CountsOf(const Row& row) { return reinterpret_cast<uint32_t*>(row.keys); }
+// What the row picks from.
+LODE_DEVICE const float* PickedFrom(const Row& row) {
+  return row.head->wants.changed != 0 ? row.changed : row.logits;
+}
 LODE_DEVICE Row RowOf(const PickArgs& a, uint32_t row) {
   uint8_t* scratch = a.scratch + row * ScratchBytes(a.vocab);
   return {a.logits + static_cast<size_t>(row) * a.vocab, reinterpret_cast<RowScratch*>(scratch),
           reinterpret_cast<float*>(scratch + kHeadBytes),
-          reinterpret_cast<uint64_t*>(scratch + kHeadBytes + ExpBytes(a.vocab))};
+          reinterpret_cast<float*>(scratch + kHeadBytes + FloatBytes(a.vocab)),
+          reinterpret_cast<uint64_t*>(scratch + kHeadBytes + 2 * FloatBytes(a.vocab))};
 }
 LODE_DEVICE bool Wanted(const PickArgs& a, uint32_t row) {
   return a.window->params.rows[row].needs_logits != 0;
@@ -69,18 +80,90 @@ LODE_DEVICE uint64_t BlockLargest(uint64_t key, uint64_t* shared) {
   return WarpLargest(key);
 }
 // From the parts' keys; every warp for itself.
-LODE_DEVICE uint64_t BestOf(const RowScratch& head, uint32_t parts) {
+LODE_DEVICE uint64_t BestOf(const uint64_t* tops, uint32_t parts) {
   uint64_t best = 0;
-  for (uint32_t p = ThreadId() % 32; p < parts; p += 32)
-    best = head.tops[p] > best ? head.tops[p] : best;
+  for (uint32_t p = ThreadId() % 32; p < parts; p += 32) best = tops[p] > best ? tops[p] : best;
   return WarpLargest(best);
 }
-LODE_DEVICE float MaxLogit(const Row& row, uint64_t best) {
-  return CleanLogit(row.logits[IdOfKey(best)]);
+LODE_DEVICE uint64_t PickBestOf(const RowScratch& head, uint32_t parts) {
+  return BestOf(head.wants.changed != 0 ? head.changed_tops : head.tops, parts);
+}
+LODE_DEVICE float MaxOf(const float* logits, uint64_t best) {
+  return best != 0 ? CleanLogit(logits[IdOfKey(best)]) : canonical::FromBits(0xff800000u);
+}
+
+// ---- changes. A thread has the tokens that it has in every loop over the vocabulary, so what it
+// wrote itself needs no barrier; a block has those of its threads.
+LODE_DEVICE bool InBlock(uint32_t id) { return id / kThreads % GridX() == BlockX(); }
+LODE_DEVICE bool InThread(uint32_t id) { return InBlock(id) && id % kThreads == ThreadId(); }
+LODE_DEVICE bool Allowed(const PickArgs& a, const RowWants& wants, uint32_t id) {
+  if (wants.mask == kNoChange) return true;
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(a.changes + wants.mask);
+  return (words[id / 32] >> id % 32 & 1) != 0;
+}
+
+// Repetition, presence and frequency penalty of each counted token, once, whatever list names it
+// how often: its counter is taken and put back to zero.
+LODE_DEVICE void Punish(const Row& row, const RowWants& wants, uint32_t id) {
+  if (!InBlock(id)) return;
+  const uint32_t n = AtomicExchange(&CountsOf(row)[id], 0);
+  if (n == 0) return;
+  float l = row.changed[id];
+  l = l > 0 ? canonical::Div(l, wants.repetition_penalty)
+            : canonical::Mul(l, wants.repetition_penalty);
+  l = canonical::Sub(l, wants.presence_penalty);
+  const float count = static_cast<float>(n);
+  row.changed[id] = canonical::Sub(l, canonical::Mul(wants.frequency_penalty, count));
+}
+LODE_DEVICE void ApplyPenalties(const PickArgs& a, const Row& row, const RowWants& wants) {
+  const TokenCount* counts = reinterpret_cast<const TokenCount*>(a.changes + wants.counts);
+  const int32_t* drafts = reinterpret_cast<const int32_t*>(a.changes + wants.drafts);
+  SyncBlock();  // counters are zero, the block's changed logits complete
+  for (uint32_t i = ThreadId(); i < wants.n_counts; i += kThreads) {
+    const TokenCount c = counts[i];
+    if (InBlock(c.token)) AtomicAdd(&CountsOf(row)[c.token], c.count);
+  }
+  if (ThreadId() < wants.n_drafts && InBlock(drafts[ThreadId()]))
+    AtomicAdd(&CountsOf(row)[drafts[ThreadId()]], 1);
+  SyncBlock();
+  for (uint32_t i = ThreadId(); i < wants.n_counts; i += kThreads)
+    Punish(row, wants, counts[i].token);
+  if (ThreadId() < wants.n_drafts) Punish(row, wants, drafts[ThreadId()]);
+  SyncBlock();
+}
+
+// The block's part of the changed logits, in the sampler's order: bias, mask, penalties. Returns
+// the thread's best allowed token.
+LODE_DEVICE uint64_t ChangeLogits(const PickArgs& a, const Row& row, const RowWants& wants) {
+  const uint32_t first = BlockX() * kThreads + ThreadId(), step = GridX() * kThreads;
+  const bool penalises = wants.n_counts + wants.n_drafts > 0;
+  for (uint32_t i = first; i < a.vocab; i += step) {
+    row.changed[i] = CleanLogit(row.logits[i]);
+    if (penalises) CountsOf(row)[i] = 0;
+  }
+  // In the list's order, should it name a token twice.
+  const TokenBias* bias = reinterpret_cast<const TokenBias*>(a.changes + wants.bias);
+  for (uint32_t j = 0; j < wants.n_bias; ++j) {
+    const TokenBias b = bias[j];
+    if (InThread(b.token))
+      row.changed[b.token] = CleanLogit(canonical::Add(row.changed[b.token], b.bias));
+  }
+  for (uint32_t i = first; i < a.vocab; i += step) {
+    if (!Allowed(a, wants, i)) row.changed[i] = canonical::FromBits(0xff800000u);
+  }
+  if (penalises) ApplyPenalties(a, row, wants);
+  uint64_t best = 0;
+  for (uint32_t i = first; i < a.vocab; i += step) {
+    const uint64_t key = Allowed(a, wants, i) ? KeyOf(row.changed[i], i) : 0;
+    best = key > best ? key : best;
+  }
+  return best;
 }
 
 LODE_KERNEL(kThreads) PickTopKernel(PickArgs a) {
   LetNextStart();
+  // Written before the window was launched, so it can be fetched while the head still runs.
+  const RowWants wants = a.wants[BlockY()];
   WaitForPrevious();
   LODE_SHARED uint64_t warps[kThreads / 32];
   if (!Wanted(a, BlockY())) return;
@@ -91,9 +174,12 @@ LODE_KERNEL(kThreads) PickTopKernel(PickArgs a) {
     best = key > best ? key : best;
   }
   best = BlockLargest(best, warps);
+  uint64_t changed_best = 0;
+  if (wants.changed != 0) changed_best = BlockLargest(ChangeLogits(a, row, wants), warps);
   if (ThreadId() != 0) return;
   row.head->tops[BlockX()] = best;
-  if (BlockX() == 0) row.head->wants = a.wants[BlockY()];
+  row.head->changed_tops[BlockX()] = changed_best;
+  if (BlockX() == 0) row.head->wants = wants;
 }
 
 LODE_KERNEL(kThreads) PickExpKernel(PickArgs a) {
@@ -101,7 +187,7 @@ LODE_KERNEL(kThreads) PickExpKernel(PickArgs a) {
   WaitForPrevious();
   if (!Wanted(a, BlockY())) return;
   const Row row = RowOf(a, BlockY());
-  const float max = MaxLogit(row, BestOf(*row.head, GridX()));
+  const float max = MaxOf(row.logits, BestOf(row.head->tops, GridX()));
   for (uint32_t i = BlockX() * kThreads + ThreadId(); i < a.vocab; i += GridX() * kThreads)
     row.exps[i] = canonical::Exp(canonical::Sub(CleanLogit(row.logits[i]), max));
 }
@@ -199,15 +285,15 @@ LODE_DEVICE uint32_t BucketOf(float x) {
 // weights (top-p), added from the best candidate down, first reach the target. First by value in
 // equal steps, then, among the candidates of that step, 8 bits of the key at a time.
 struct CutInput {
+  const float* logits;
   float max, temperature;
   uint64_t least;
   Target kind;
   uint32_t top_k;
   float top_p;
 };
-LODE_DEVICE bool Candidate(const Row& row, const CutInput& in, uint32_t id, float* x,
-                           uint64_t* key) {
-  *x = ScaledLogit(CleanLogit(row.logits[id]), in.max, in.temperature);
+LODE_DEVICE bool Candidate(const CutInput& in, uint32_t id, float* x, uint64_t* key) {
+  *x = ScaledLogit(CleanLogit(in.logits[id]), in.max, in.temperature);
   *key = KeyOf(*x, id);
   return *x > canonical::FromBits(0xff800000u) && *key >= in.least;
 }
@@ -227,12 +313,12 @@ LODE_DEVICE uint64_t Cut(const Row& row, uint32_t vocab, const CutInput& in) {
   if (t == 0) n_keys = 0;
   Clear(h, kBuckets);
   for (uint32_t i = t; i < vocab; i += kWideThreads) {
-    if (Candidate(row, in, i, &x, &key)) AddTo(h, BucketOf(x), UnitsOf(in, x));
+    if (Candidate(in, i, &x, &key)) AddTo(h, BucketOf(x), UnitsOf(in, x));
   }
   const Crossing at = Cross(h, kBuckets, in.top_k, in.kind, in.top_p, groups, &crossing);
   if (in.kind == Target::kGiven && in.top_k >= at.total) return in.least;
   for (uint32_t i = t; i < vocab; i += kWideThreads) {
-    if (Candidate(row, in, i, &x, &key) && BucketOf(x) == at.bucket)
+    if (Candidate(in, i, &x, &key) && BucketOf(x) == at.bucket)
       row.keys[AtomicAdd(&n_keys, 1)] = key;
   }
   uint64_t prefix = 0, mask = 0, left = at.left;
@@ -258,19 +344,24 @@ LODE_KERNEL(kWideThreads) PickSumKernel(PickArgs a, uint32_t parts) {
   WaitForPrevious();
   if (!Wanted(a, BlockY())) return;
   const Row row = RowOf(a, BlockY());
-  const uint64_t best = BestOf(*row.head, parts);
-  const float max = MaxLogit(row, best);
   const RowWants& wants = row.head->wants;
+  const uint64_t pick_best = PickBestOf(*row.head, parts);
   if (BlockX() == 0) {
+    const uint64_t best = BestOf(row.head->tops, parts);
     const float sum = SumOfExps(row, a.vocab);
     if (ThreadId() != 0) return;
     PickReport& report = a.reports[BlockY()];
     report.best = best;
-    report.max = max;
+    report.pick_best = pick_best;
+    report.max = MaxOf(row.logits, best);
     report.sum = sum;
+    report.pick_logit = row.logits[pick_best != 0 ? IdOfKey(pick_best) : 0];
     if (wants.target >= 0) report.target_logit = row.logits[wants.target];
   } else if (wants.draw != 0) {
-    CutInput in = {max, wants.temperature, 0, Target::kGiven, wants.top_k, wants.top_p};
+    const float* logits = PickedFrom(row);
+    CutInput in = {logits,     MaxOf(logits, pick_best), wants.temperature,
+                   0,          Target::kGiven,           wants.top_k,
+                   wants.top_p};
     if (in.top_k > 0) in.least = Cut(row, a.vocab, in);
     if (in.top_p < 1.0f) {
       in.kind = Target::kTopP;
@@ -289,7 +380,9 @@ LODE_KERNEL(kThreads) PickDrawKernel(PickArgs a) {
   const RowWants wants = row.head->wants;
   if (wants.draw == 0) return;
   const uint64_t floor = MinPFloor(wants.min_p);
-  CutInput in = {MaxLogit(row, BestOf(*row.head, GridX())),
+  const float* logits = PickedFrom(row);
+  CutInput in = {logits,
+                 MaxOf(logits, PickBestOf(*row.head, GridX())),
                  wants.temperature,
                  row.head->cut,
                  Target::kGiven,
@@ -299,7 +392,7 @@ LODE_KERNEL(kThreads) PickDrawKernel(PickArgs a) {
   for (uint32_t i = BlockX() * kThreads + ThreadId(); i < a.vocab; i += GridX() * kThreads) {
     float x;
     uint64_t key;
-    if (!Candidate(row, in, i, &x, &key)) continue;
+    if (!Candidate(in, i, &x, &key)) continue;
     if (floor > 0 && WeightOf(x) < floor) continue;
     const float value =
         canonical::Add(x, canonical::Gumbel(wants.seed, wants.position, i, wants.stream));

@@ -377,44 +377,89 @@ TEST_F(WorkerLoopTest, ResultsCarryWhatTheContractLists) {
   EXPECT_EQ(statistics.at("windows_ok"), 2.0);
 }
 
-// A row whose logits nothing changes may be picked where they are made; a bias of nothing forces
-// the host's pick. Both give the same token and log probabilities, by ==.
+// What may stand between a row's logits and its pick.
+struct Change {
+  std::vector<TokenBias> bias;
+  std::vector<TokenCount> counts;
+  std::vector<uint32_t> mask;
+  float repetition, presence, frequency;
+};
+std::vector<Change> SomeChanges(uint32_t vocab) {
+  const std::vector<TokenBias> bias = {{7, 0.0f}, {300, 2.5f}, {41, 30.0f}, {41, -17.0f}, {5, -3.0f}};
+  const std::vector<TokenCount> counts = {{100, 2}, {41, 1}, {9, 3}, {300, 1}};
+  const std::vector<uint32_t> mask((vocab + 31) / 32, 0x6d5b37a9), none((vocab + 31) / 32, 0);
+  return {{{}, {}, {}, 1, 0, 0},
+          {bias, {}, {}, 1, 0, 0},
+          {{}, counts, {}, 1.2f, 0.5f, 0.125f},
+          {{}, {}, mask, 1, 0, 0},
+          {bias, counts, mask, 0.8f, -1.5f, 0.75f},
+          {{}, {}, none, 1, 0, 0}};
+}
+
+// A device that holds the logits picks where they are; the sampler on the in-process engine's logits
+// says what every row must pick and report, by ==: rows of a prompt and two drafts, greedy and
+// drawn, under biases (one token twice), penalties (of the drafts too) and masks.
 TEST_F(WorkerLoopTest, PicksAreTheSameWhereverTheyAreMade) {
-  const TokenBias nothing = {7, 0.0f};
-  std::memcpy(segment()->sequences[1].heap, &nothing, sizeof(nothing));
-  struct Numbers {
-    float temperature, top_p, min_p;
-    uint32_t top_k;
-  };
-  uint32_t drawn = 0;
-  for (const Numbers& n : {Numbers{0, 1, 0, 0}, Numbers{1, 1, 0, 0}, Numbers{0.8f, 0.9f, 0, 40},
-                           Numbers{1.5f, 1, 0.02f, 0}, Numbers{3, 0.97f, 0.001f, 500}}) {
-    sampling_.temperature = n.temperature;
-    sampling_.top_p = n.top_p;
-    sampling_.min_p = n.min_p;
-    sampling_.top_k = n.top_k;
-    WindowResult results[2];
-    for (const bool host : {false, true}) {
-      WindowPlan plan = Rows(1, ++epoch_, 0, {100, 200, 300});
+  const std::vector<int32_t> tokens = {100, 200, 300, 100};
+  auto oracle = LocalEngine::Create(DemoModel(), {});
+  ASSERT_TRUE(oracle.ok()) << oracle.status();
+  std::vector<LocalRow> local;
+  for (uint32_t r = 0; r < tokens.size(); ++r) local.push_back({0, r, tokens[r]});
+  (*oracle)->Restart(0);
+  ASSERT_TRUE((*oracle)->Run(local).ok());
+  const uint32_t vocab = workers_.config().vocab;
+  SamplerScratch scratch(vocab);
+  uint8_t* heap = segment()->sequences[0].heap;
+  constexpr uint32_t kCountsAt = 1024, kMaskAt = 4096;
+  uint32_t different = 0;
+  for (const Change& change : SomeChanges(vocab)) {
+    std::copy(change.bias.begin(), change.bias.end(), reinterpret_cast<TokenBias*>(heap));
+    std::copy(change.counts.begin(), change.counts.end(),
+              reinterpret_cast<TokenCount*>(heap + kCountsAt));
+    std::copy(change.mask.begin(), change.mask.end(), reinterpret_cast<uint32_t*>(heap + kMaskAt));
+    for (const float temperature : {0.0f, 0.8f, 3.0f}) {
+      sampling_.temperature = temperature;
+      sampling_.top_p = temperature > 1 ? 0.97f : 1.0f;
+      sampling_.min_p = temperature > 1 ? 0.001f : 0.0f;
+      sampling_.top_k = temperature > 1 ? 0 : 40;
+      sampling_.repetition_penalty = change.repetition;
+      sampling_.presence_penalty = change.presence;
+      sampling_.frequency_penalty = change.frequency;
+      WindowPlan plan = Rows(0, ++epoch_, 0, tokens, 2);
       plan.flags = 0;
       for (uint32_t r = 0; r < plan.n_rows; ++r) {
-        plan.rows[r].target = static_cast<int32_t>(1000 * r + 5);
-        plan.rows[r].bias_count = host ? 1 : 0;
+        RowPlan& row = plan.rows[r];
+        row.target = static_cast<int32_t>(1000 * r + 5);
+        row.bias_count = static_cast<uint32_t>(change.bias.size());
+        row.penalty_offset = kCountsAt;
+        row.penalty_count = static_cast<uint32_t>(change.counts.size());
+        row.mask_offset = change.mask.empty() ? kNoMask : kMaskAt;
       }
-      results[host] = Run(plan);
-      ASSERT_EQ(results[host].status, WindowStatus::kOk);
-    }
-    for (uint32_t r = 0; r < 3; ++r) {
-      const RowResult &a = results[0].rows[r], &b = results[1].rows[r];
-      EXPECT_EQ(a.token, b.token) << "temperature " << n.temperature << ", row " << r;
-      EXPECT_EQ(a.argmax, b.argmax);
-      EXPECT_EQ(a.logprob, b.logprob);
-      EXPECT_EQ(a.target_logprob, b.target_logprob);
-      EXPECT_LT(a.logprob, 0.0f);
-      drawn += a.token != a.argmax;
+      const WindowResult result = Run(plan);
+      ASSERT_EQ(result.status, WindowStatus::kOk);
+      for (uint32_t r = 0; r < plan.n_rows; ++r) {
+        SCOPED_TRACE(::testing::Message() << "temperature " << temperature << ", row " << r);
+        const std::span<const float> logits = (*oracle)->logits(r);
+        PickInput in;
+        in.logits = logits;
+        in.mask = change.mask.empty() ? nullptr : change.mask.data();
+        in.bias = change.bias;
+        in.counts = change.counts;
+        in.draft_tokens = std::span(tokens).subspan(2, r < 2 ? 0 : r - 1);
+        in.position = r + 1;
+        in.sampling = &sampling_;
+        const int32_t token = PickToken(in, &scratch), argmax = ArgmaxLogit(logits);
+        const LogNormalizer norm = Normalize(logits, argmax);
+        const RowResult& row = result.rows[r];
+        EXPECT_EQ(row.token, token);
+        EXPECT_EQ(row.argmax, argmax);
+        EXPECT_EQ(row.logprob, norm.LogProb(logits[static_cast<size_t>(token)]));
+        EXPECT_EQ(row.target_logprob, norm.LogProb(logits[1000 * r + 5]));
+        different += token != argmax;
+      }
     }
   }
-  EXPECT_GT(drawn, 0u);
+  EXPECT_GT(different, 30u);  // of 72
 }
 
 TEST_F(WorkerLoopTest, LoadRefusesWhatDoesNotFit) {
