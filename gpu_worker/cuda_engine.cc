@@ -85,8 +85,8 @@ CudaEngine::CudaEngine(const CudaEngineOptions& options, const ModelConfig& conf
 
 CudaEngine::~CudaEngine() {
   for (void* memory :
-       {static_cast<void*>(wants_), static_cast<void*>(host_changes_), static_cast<void*>(picks_), static_cast<void*>(host_logits_),
-        static_cast<void*>(host_routed_), static_cast<void*>(report_),
+       {static_cast<void*>(wants_), static_cast<void*>(host_changes_), static_cast<void*>(picks_),
+        static_cast<void*>(host_logits_), static_cast<void*>(host_routed_), static_cast<void*>(report_),
         static_cast<void*>(host_stamps_), static_cast<void*>(words_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }

@@ -4,10 +4,10 @@
 // Everything is exact integers or canonical floats, so no order of threads shows.
 // Bound: the sum's chain, vocab / 32 additions of 4 clocks (18 us at 248,320 tokens).
 #include "gpu_worker/sampler_math.h"
+#include "kernels/cuda/logit_changes.h"
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/reduce.h"
 #include "kernels/cuda/sampling.h"
-#include "shared/wire/window_plan.h"
 
 namespace lode::cuda {
 namespace {
@@ -92,74 +92,6 @@ LODE_DEVICE float MaxOf(const float* logits, uint64_t best) {
   return best != 0 ? CleanLogit(logits[IdOfKey(best)]) : canonical::FromBits(0xff800000u);
 }
 
-// ---- changes. A thread has the tokens that it has in every loop over the vocabulary, so what it
-// wrote itself needs no barrier; a block has those of its threads.
-LODE_DEVICE bool InBlock(uint32_t id) { return id / kThreads % GridX() == BlockX(); }
-LODE_DEVICE bool InThread(uint32_t id) { return InBlock(id) && id % kThreads == ThreadId(); }
-LODE_DEVICE bool Allowed(const PickArgs& a, const RowWants& wants, uint32_t id) {
-  if (wants.mask == kNoChange) return true;
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(a.changes + wants.mask);
-  return (words[id / 32] >> id % 32 & 1) != 0;
-}
-
-// Repetition, presence and frequency penalty of each counted token, once, whatever list names it
-// how often: its counter is taken and put back to zero.
-LODE_DEVICE void Punish(const Row& row, const RowWants& wants, uint32_t id) {
-  if (!InBlock(id)) return;
-  const uint32_t n = AtomicExchange(&CountsOf(row)[id], 0);
-  if (n == 0) return;
-  float l = row.changed[id];
-  l = l > 0 ? canonical::Div(l, wants.repetition_penalty)
-            : canonical::Mul(l, wants.repetition_penalty);
-  l = canonical::Sub(l, wants.presence_penalty);
-  const float count = static_cast<float>(n);
-  row.changed[id] = canonical::Sub(l, canonical::Mul(wants.frequency_penalty, count));
-}
-LODE_DEVICE void ApplyPenalties(const PickArgs& a, const Row& row, const RowWants& wants) {
-  const TokenCount* counts = reinterpret_cast<const TokenCount*>(a.changes + wants.counts);
-  const int32_t* drafts = reinterpret_cast<const int32_t*>(a.changes + wants.drafts);
-  SyncBlock();  // counters are zero, the block's changed logits complete
-  for (uint32_t i = ThreadId(); i < wants.n_counts; i += kThreads) {
-    const TokenCount c = counts[i];
-    if (InBlock(c.token)) AtomicAdd(&CountsOf(row)[c.token], c.count);
-  }
-  if (ThreadId() < wants.n_drafts && InBlock(drafts[ThreadId()]))
-    AtomicAdd(&CountsOf(row)[drafts[ThreadId()]], 1);
-  SyncBlock();
-  for (uint32_t i = ThreadId(); i < wants.n_counts; i += kThreads)
-    Punish(row, wants, counts[i].token);
-  if (ThreadId() < wants.n_drafts) Punish(row, wants, drafts[ThreadId()]);
-  SyncBlock();
-}
-
-// The block's part of the changed logits, in the sampler's order: bias, mask, penalties. Returns
-// the thread's best allowed token.
-LODE_DEVICE uint64_t ChangeLogits(const PickArgs& a, const Row& row, const RowWants& wants) {
-  const uint32_t first = BlockX() * kThreads + ThreadId(), step = GridX() * kThreads;
-  const bool penalises = wants.n_counts + wants.n_drafts > 0;
-  for (uint32_t i = first; i < a.vocab; i += step) {
-    row.changed[i] = CleanLogit(row.logits[i]);
-    if (penalises) CountsOf(row)[i] = 0;
-  }
-  // In the list's order, should it name a token twice.
-  const TokenBias* bias = reinterpret_cast<const TokenBias*>(a.changes + wants.bias);
-  for (uint32_t j = 0; j < wants.n_bias; ++j) {
-    const TokenBias b = bias[j];
-    if (InThread(b.token))
-      row.changed[b.token] = CleanLogit(canonical::Add(row.changed[b.token], b.bias));
-  }
-  for (uint32_t i = first; i < a.vocab; i += step) {
-    if (!Allowed(a, wants, i)) row.changed[i] = canonical::FromBits(0xff800000u);
-  }
-  if (penalises) ApplyPenalties(a, row, wants);
-  uint64_t best = 0;
-  for (uint32_t i = first; i < a.vocab; i += step) {
-    const uint64_t key = Allowed(a, wants, i) ? KeyOf(row.changed[i], i) : 0;
-    best = key > best ? key : best;
-  }
-  return best;
-}
-
 LODE_KERNEL(kThreads) PickTopKernel(PickArgs a) {
   LetNextStart();
   // Written before the window was launched, so it can be fetched while the head still runs.
@@ -175,7 +107,10 @@ LODE_KERNEL(kThreads) PickTopKernel(PickArgs a) {
   }
   best = BlockLargest(best, warps);
   uint64_t changed_best = 0;
-  if (wants.changed != 0) changed_best = BlockLargest(ChangeLogits(a, row, wants), warps);
+  if (wants.changed != 0) {
+    const LogitChange change = {row.logits, row.changed, CountsOf(row), a.changes, a.vocab};
+    changed_best = BlockLargest(ChangeLogits(change, wants), warps);
+  }
   if (ThreadId() != 0) return;
   row.head->tops[BlockX()] = best;
   row.head->changed_tops[BlockX()] = changed_best;
