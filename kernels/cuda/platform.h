@@ -144,6 +144,9 @@ LODE_DEVICE void AtomicMin(uint64_t* p, uint64_t x) {
 }
 LODE_DEVICE uint32_t AtomicAdd(uint32_t* p, uint32_t x) { return atomicAdd(p, x); }
 LODE_DEVICE uint32_t AtomicMax(uint32_t* p, uint32_t x) { return atomicMax(p, x); }
+LODE_DEVICE void AtomicAdd(uint64_t* p, uint64_t x) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(x));
+}
 LODE_DEVICE uint32_t AtomicExchange(uint32_t* p, uint32_t x) { return atomicExch(p, x); }
 
 // ---- exact integer arithmetic

@@ -1,9 +1,10 @@
 // See sampling.h. Four kernels, a row per grid line: best token by parts, of the logits and of the
-// changed logits; exponentials; their sum (one chain of additions per canonical partial) beside the
-// cuts of top-k and top-p; draw by parts.
+// changed logits; exponentials, and the histogram of a draw's first cut; the exponentials' sum (one
+// chain of additions per canonical partial) beside the cuts of top-k and top-p; draw by parts.
 // Everything is exact integers or canonical floats, so no order of threads shows.
 // Bound: the sum's chain, vocab / 32 additions of 4 clocks (18 us at 248,320 tokens).
 #include "gpu_worker/sampler_math.h"
+#include "kernels/cuda/draw_cut.h"
 #include "kernels/cuda/logit_changes.h"
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/reduce.h"
@@ -16,17 +17,14 @@ constexpr uint32_t kThreads = 256;
 constexpr uint32_t kPartTokens = 16 * kThreads;
 constexpr uint32_t kWideThreads = 1024;  // of a block that walks a whole row
 constexpr uint32_t kTile = 4096;         // exponentials in shared memory at a time, twice
-// Buckets of a cut's first step: steps of 1/128 below the best logit, the last one for all the
-// rest.
-constexpr uint32_t kBuckets = 4096;
-constexpr float kBucketsPerUnit = 128.0f;
 constexpr uint32_t kWideShared = 2 * kTile * sizeof(float);
-static_assert(kWideShared >= 2 * kBuckets * sizeof(uint32_t));
+static_assert(kWideShared >= kHistogramBytes);
 
 // Device scratch of one row.
 struct RowScratch {
   uint64_t tops[kPickPartsMax];
   uint64_t changed_tops[kPickPartsMax];  // of the changed logits; 0: nothing allowed in the part
+  uint64_t buckets[kBuckets];            // of a draw's first cut
   uint64_t cut;                          // candidates have at least this key
   RowWants wants;  // fetched once: every read of pinned memory is a round trip
 };
@@ -43,14 +41,10 @@ struct Row {
   RowScratch* head;
   float* exps;
   float* changed;
-  uint64_t* keys;  // of candidates in the bucket of a cut
+  uint64_t* keys;  // candidates down to the bucket where a cut crosses
 };
 // How often penalties count a token; done with before there are keys.
 LODE_DEVICE uint32_t* CountsOf(const Row& row) { return reinterpret_cast<uint32_t*>(row.keys); }
-// What the row picks from.
-LODE_DEVICE const float* PickedFrom(const Row& row) {
-  return row.head->wants.changed != 0 ? row.changed : row.logits;
-}
 LODE_DEVICE Row RowOf(const PickArgs& a, uint32_t row) {
   uint8_t* scratch = a.scratch + row * ScratchBytes(a.vocab);
   return {a.logits + static_cast<size_t>(row) * a.vocab, reinterpret_cast<RowScratch*>(scratch),
@@ -106,6 +100,10 @@ LODE_KERNEL(kThreads) PickTopKernel(PickArgs a) {
     best = key > best ? key : best;
   }
   best = BlockLargest(best, warps);
+  if (wants.draw != 0) {
+    for (uint32_t b = BlockX() * kThreads + ThreadId(); b < kBuckets; b += GridX() * kThreads)
+      row.head->buckets[b] = 0;
+  }
   uint64_t changed_best = 0;
   if (wants.changed != 0) {
     const LogitChange change = {row.logits, row.changed, CountsOf(row), a.changes, a.vocab};
@@ -117,14 +115,30 @@ LODE_KERNEL(kThreads) PickTopKernel(PickArgs a) {
   if (BlockX() == 0) row.head->wants = wants;
 }
 
+LODE_DEVICE CutInput CutsOf(const Row& row, uint32_t parts) {
+  const RowWants& w = row.head->wants;
+  const float* logits = w.changed != 0 ? row.changed : row.logits;
+  const float max = MaxOf(logits, PickBestOf(*row.head, parts));
+  return {logits, max, w.temperature, w.top_k, w.top_p, w.draw != 0};
+}
+
 LODE_KERNEL(kThreads) PickExpKernel(PickArgs a) {
   LetNextStart();
   WaitForPrevious();
   if (!Wanted(a, BlockY())) return;
   const Row row = RowOf(a, BlockY());
   const float max = MaxOf(row.logits, BestOf(row.head->tops, GridX()));
-  for (uint32_t i = BlockX() * kThreads + ThreadId(); i < a.vocab; i += GridX() * kThreads)
+  const uint32_t first = BlockX() * kThreads + ThreadId(), step = GridX() * kThreads;
+  for (uint32_t i = first; i < a.vocab; i += step)
     row.exps[i] = canonical::Exp(canonical::Sub(CleanLogit(row.logits[i]), max));
+  const CutInput in = CutsOf(row, GridX());
+  if (!Cuts(in)) return;
+  const Histogram h = SharedHistogram();
+  AddToHistogram(in, FirstCut(in), a.vocab, first, step, h);
+  for (uint32_t b = ThreadId(); b < kBuckets; b += kThreads) {
+    const uint64_t sum = SumIn(h, b);
+    if (sum != 0) AtomicAdd(&row.head->buckets[b], sum);
+  }
 }
 
 // The canonical sum of the row's exponentials: all threads fetch, the first warp adds. Zeros beyond
@@ -153,126 +167,6 @@ LODE_DEVICE float SumOfExps(const Row& row, uint32_t vocab) {
   return t < 32 ? JoinLanes(p) : 0;
 }
 
-// 64-bit sums in two words each, so that 32-bit atomics do.
-struct Histogram {
-  uint32_t *low, *high;  // [kBuckets], shared memory
-};
-LODE_DEVICE void Clear(const Histogram& h, uint32_t n) {
-  SyncBlock();
-  for (uint32_t i = ThreadId(); i < n; i += kWideThreads) h.low[i] = h.high[i] = 0;
-  SyncBlock();
-}
-LODE_DEVICE void AddTo(const Histogram& h, uint32_t bucket, uint64_t weight) {
-  const uint32_t low = static_cast<uint32_t>(weight);
-  uint32_t high = static_cast<uint32_t>(weight >> 32);
-  if (low != 0) high += AtomicAdd(&h.low[bucket], low) > ~low;  // the carry
-  if (high != 0) AtomicAdd(&h.high[bucket], high);
-}
-LODE_DEVICE uint64_t SumIn(const Histogram& h, uint32_t bucket) {
-  return static_cast<uint64_t>(h.high[bucket]) << 32 | h.low[bucket];
-}
-
-// Where the buckets' sums, from bucket 0 on, first reach the target.
-struct Crossing {
-  uint32_t bucket;
-  uint64_t left;   // of the target, inside that bucket
-  uint64_t total;  // of all buckets
-};
-enum class Target : uint32_t { kGiven, kTopP };
-// n: a multiple of 32. `shared`: 33 words of the block. For every thread.
-LODE_DEVICE Crossing Cross(const Histogram& h, uint32_t n, uint64_t target, Target kind,
-                           float top_p, uint64_t* shared, Crossing* crossing) {
-  SyncBlock();  // sums are complete
-  const uint32_t group = n / 32, t = ThreadId();
-  if (t < 32) {
-    uint64_t sum = 0;
-    // Lanes start at different buckets: different banks.
-    for (uint32_t j = 0; j < group; ++j) sum += SumIn(h, t * group + (j + t) % group);
-    shared[t] = sum;
-    SyncWarp();
-    if (t == 0) {
-      uint64_t total = 0;
-      for (uint32_t g = 0; g < 32; ++g) total += shared[g];
-      if (kind == Target::kTopP) target = TopPTarget(top_p, total);
-      crossing->total = total;
-      if (target <= total) {  // else there is nothing to cut
-        uint32_t b = 0;
-        while (shared[b / group] < target) {
-          target -= shared[b / group];
-          b += group;
-        }
-        while (SumIn(h, b) < target) target -= SumIn(h, b++);
-        crossing->bucket = b;
-        crossing->left = target;
-      }
-    }
-  }
-  SyncBlock();
-  return *crossing;
-}
-
-LODE_DEVICE uint32_t BucketOf(float x) {
-  const float b = canonical::Mul(x, -kBucketsPerUnit);
-  return b < kBuckets - 1 ? static_cast<uint32_t>(b) : kBuckets - 1;
-}
-
-// A cut over the row's candidates (keys from `least` on): the key at which counts (top-k) or
-// weights (top-p), added from the best candidate down, first reach the target. First by value in
-// equal steps, then, among the candidates of that step, 8 bits of the key at a time.
-struct CutInput {
-  const float* logits;
-  float max, temperature;
-  uint64_t least;
-  Target kind;
-  uint32_t top_k;
-  float top_p;
-};
-LODE_DEVICE bool Candidate(const CutInput& in, uint32_t id, float* x, uint64_t* key) {
-  *x = ScaledLogit(CleanLogit(in.logits[id]), in.max, in.temperature);
-  *key = KeyOf(*x, id);
-  return *x > canonical::FromBits(0xff800000u) && *key >= in.least;
-}
-LODE_DEVICE uint64_t UnitsOf(const CutInput& in, float x) {
-  return in.kind == Target::kTopP ? WeightOf(x) : 1;
-}
-
-LODE_DEVICE uint64_t Cut(const Row& row, uint32_t vocab, const CutInput& in) {
-  LODE_SHARED uint64_t groups[32];
-  LODE_SHARED Crossing crossing;
-  LODE_SHARED uint32_t n_keys;
-  uint32_t* words = reinterpret_cast<uint32_t*>(DynamicShared());
-  const Histogram h = {words, words + kBuckets};
-  const uint32_t t = ThreadId();
-  float x;
-  uint64_t key;
-  if (t == 0) n_keys = 0;
-  Clear(h, kBuckets);
-  for (uint32_t i = t; i < vocab; i += kWideThreads) {
-    if (Candidate(in, i, &x, &key)) AddTo(h, BucketOf(x), UnitsOf(in, x));
-  }
-  const Crossing at = Cross(h, kBuckets, in.top_k, in.kind, in.top_p, groups, &crossing);
-  if (in.kind == Target::kGiven && in.top_k >= at.total) return in.least;
-  for (uint32_t i = t; i < vocab; i += kWideThreads) {
-    if (Candidate(in, i, &x, &key) && BucketOf(x) == at.bucket)
-      row.keys[AtomicAdd(&n_keys, 1)] = key;
-  }
-  uint64_t prefix = 0, mask = 0, left = at.left;
-  for (int shift = 56; shift >= 0; shift -= 8) {
-    Clear(h, 256);  // and the keys are complete
-    for (uint32_t i = t; i < n_keys; i += kWideThreads) {
-      const uint64_t k = row.keys[i];
-      if ((k & mask) == prefix) {
-        AddTo(h, 255 - (static_cast<uint32_t>(k >> shift) & 255), UnitsOf(in, ValueOfKey(k)));
-      }
-    }
-    const Crossing inside = Cross(h, 256, left, Target::kGiven, 1.0f, groups, &crossing);
-    left = inside.left;
-    prefix |= static_cast<uint64_t>(255 - inside.bucket) << shift;
-    mask |= uint64_t{255} << shift;
-  }
-  return prefix;
-}
-
 // Block 0 of a row: the sum. Block 1: the cuts, when a draw has some.
 LODE_KERNEL(kWideThreads) PickSumKernel(PickArgs a, uint32_t parts) {
   LetNextStart();
@@ -293,16 +187,8 @@ LODE_KERNEL(kWideThreads) PickSumKernel(PickArgs a, uint32_t parts) {
     report.pick_logit = row.logits[pick_best != 0 ? IdOfKey(pick_best) : 0];
     if (wants.target >= 0) report.target_logit = row.logits[wants.target];
   } else if (wants.draw != 0) {
-    const float* logits = PickedFrom(row);
-    CutInput in = {logits,     MaxOf(logits, pick_best), wants.temperature,
-                   0,          Target::kGiven,           wants.top_k,
-                   wants.top_p};
-    if (in.top_k > 0) in.least = Cut(row, a.vocab, in);
-    if (in.top_p < 1.0f) {
-      in.kind = Target::kTopP;
-      in.least = Cut(row, a.vocab, in);
-    }
-    if (ThreadId() == 0) row.head->cut = in.least;
+    const uint64_t cut = CutAll(CutsOf(row, parts), row.head->buckets, a.vocab, row.keys);
+    if (ThreadId() == 0) row.head->cut = cut;
   }
 }
 
@@ -315,19 +201,12 @@ LODE_KERNEL(kThreads) PickDrawKernel(PickArgs a) {
   const RowWants wants = row.head->wants;
   if (wants.draw == 0) return;
   const uint64_t floor = MinPFloor(wants.min_p);
-  const float* logits = PickedFrom(row);
-  CutInput in = {logits,
-                 MaxOf(logits, PickBestOf(*row.head, GridX())),
-                 wants.temperature,
-                 row.head->cut,
-                 Target::kGiven,
-                 0,
-                 1.0f};
+  const CutInput in = CutsOf(row, GridX());
   uint64_t best = 0;
   for (uint32_t i = BlockX() * kThreads + ThreadId(); i < a.vocab; i += GridX() * kThreads) {
     float x;
     uint64_t key;
-    if (!Candidate(in, i, &x, &key)) continue;
+    if (!Candidate(in, in.logits[i], i, &x, &key) || key < row.head->cut) continue;
     if (floor > 0 && WeightOf(x) < floor) continue;
     const float value =
         canonical::Add(x, canonical::Gumbel(wants.seed, wants.position, i, wants.stream));
@@ -352,7 +231,7 @@ uint32_t PickParts(uint32_t vocab) {
 void LaunchPick(CUstream_st* stream, const PickArgs& args, uint32_t n_rows) {
   const uint32_t parts = PickParts(args.vocab);
   LaunchAhead(stream, {parts, n_rows}, kThreads, 0, &PickTopKernel, args);
-  LaunchAhead(stream, {parts, n_rows}, kThreads, 0, &PickExpKernel, args);
+  LaunchAhead(stream, {parts, n_rows}, kThreads, kHistogramBytes, &PickExpKernel, args);
   LaunchAhead(stream, {2, n_rows}, kWideThreads, kWideShared, &PickSumKernel, args, parts);
   LaunchAhead(stream, {parts, n_rows}, kThreads, 0, &PickDrawKernel, args);
 }

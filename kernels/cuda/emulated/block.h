@@ -119,6 +119,7 @@ LODE_DEVICE void AtomicMin(uint64_t* p, uint64_t x) {
   if (x < *p) *p = x;
 }
 LODE_DEVICE uint32_t AtomicAdd(uint32_t* p, uint32_t x) { return std::exchange(*p, *p + x); }
+LODE_DEVICE void AtomicAdd(uint64_t* p, uint64_t x) { *p += x; }
 LODE_DEVICE uint32_t AtomicExchange(uint32_t* p, uint32_t x) { return std::exchange(*p, x); }
 LODE_DEVICE uint32_t AtomicMax(uint32_t* p, uint32_t x) {
   return std::exchange(*p, x > *p ? x : *p);
