@@ -281,7 +281,15 @@ TEST(DeviceSamplingCost, OfAWindow) {
       wants[r].top_k = 20;
       Changes changes;
       if (kind == 1) changes.mask.assign((kVocab + 31) / 32, ~0u);
-      if (kind == 3) changes = ChangesOf(4, 0, std::span(logits.data(), kVocab));
+      if (kind == 3) {
+        changes.mask.assign((kVocab + 31) / 32, ~2u);
+        for (int32_t i = 0; i < 300; ++i) {
+          if (i < 40) changes.bias.push_back({i * 5003, 0.1f * static_cast<float>(i)});
+          changes.counts.push_back({i * 811, 1});
+        }
+        changes.repetition = 1.1f;
+        changes.presence = 0.5f;
+      }
       AddChanges(changes, &wants[r], &bytes);
     }
     const Buffer device_wants = card.Upload(wants), device_changes = card.Upload(bytes);
