@@ -22,6 +22,10 @@ struct DraftSetup {
   PolicyConstants policy;
 };
 
+// Whether the replayed draft for place `at` of the answer is the answer's own token. A function of
+// the seed and the place, so a text's drafts are right in the same places whatever is tried.
+bool ReplayIsRight(const ReplayDrafts& replay, uint32_t at);
+
 class DraftPlanner {
  public:
   explicit DraftPlanner(const DraftSetup& setup)
@@ -53,7 +57,7 @@ class DraftPlanner {
   Candidate Best(Sequence* sequence) const;
   DraftOffer OfferOf(const Sequence& sequence, const Candidate& candidate) const;
   static bool AskedFor(const Sequence& sequence, const Candidate& candidate);
-  uint32_t ForcedDrafts(Sequence* sequence, const Candidate& candidate) const;
+  uint32_t ForcedDrafts(const Sequence& sequence, const Candidate& candidate) const;
 
   const DraftSetup setup_;
   WindowCosts costs_;
