@@ -27,8 +27,18 @@ std::vector<int32_t> Replay(const ReplayDrafts& replay, uint32_t from, uint32_t 
 }  // namespace
 
 bool ReplayIsRight(const ReplayDrafts& replay, uint32_t at) {
-  const uint32_t dice = canonical::Philox(replay.seed, at, 0).v[0];
-  return static_cast<double>(dice) < replay.right * 4294967296.0;  // 2^32
+  const uint32_t run = at / kReplayRun, first = run * kReplayRun;
+  const auto right_before = [&](uint32_t place) {
+    return static_cast<uint32_t>(replay.right * place + 0.5);
+  };
+  const auto dice = [&](uint32_t place) { return canonical::Philox(replay.seed, place, 0).v[0]; };
+  const uint32_t mine = dice(at);
+  uint32_t rank = 0;  // among the run's places
+  for (uint32_t place = first; place < first + kReplayRun; ++place) {
+    const uint32_t other = dice(place);
+    rank += other < mine || (other == mine && place < at) ? 1 : 0;
+  }
+  return rank < right_before(first + kReplayRun) - right_before(first);
 }
 
 // Head or lookup, whichever is expected to give more tokens.
@@ -170,8 +180,7 @@ void DraftPlanner::Observe(const WindowResult& result, uint32_t seq_index, uint3
   }
   // An answer that ends inside the window says nothing about the drafts behind its end.
   const uint32_t judged = finished ? drafts_held : offered;
-  drafts.acceptance.Observe(drafts.offered_class, judged, drafts_held);
-  acceptance_.Observe(drafts.offered_class, judged, drafts_held);
+  drafts.acceptance.Observe(drafts.offered_class, judged, drafts_held, &acceptance_);
   drafts.guesses.clear();
   drafts.explore = false;
   if (finished || sequence->last_accepted != result.proposed_accepts[seq_index]) return;

@@ -143,10 +143,32 @@ double WindowCosts::Drafting(double depth) const {
 
 // ---- acceptance
 
-void Acceptance::Observe(DraftClass c, uint32_t offered, uint32_t held) {
-  auto& rates = holds_[static_cast<uint32_t>(c)];
-  for (uint32_t depth = 1; depth <= std::min({offered, held + 1, kDraftsMax}); ++depth)
-    rates[depth].Add(depth <= held, k_.acceptance_decay);
+void Acceptance::Observe(DraftClass c, uint32_t offered, uint32_t held, Acceptance* all) {
+  // What this text's rate was before: all sequences learn how a depth differs from its text's rate,
+  // or depths that only easy texts reach would look easy.
+  const double usual = Overall(c, all);
+  Add(c, offered, held, usual);
+  if (all != nullptr) all->Add(c, offered, held, usual);
+}
+
+void Acceptance::Add(DraftClass c, uint32_t offered, uint32_t held, double usual) {
+  if (offered == 0) return;
+  Rates& rates = holds_[static_cast<uint32_t>(c)];
+  rates.all.hits *= k_.acceptance_decay;
+  rates.all.trials *= k_.acceptance_decay;
+  for (uint32_t depth = 1; depth <= std::min({offered, held + 1, kDraftsMax}); ++depth) {
+    const bool hit = depth <= held;
+    rates.all.Add(hit, 1);
+    rates.depth[depth].Add(hit, k_.acceptance_decay);
+    Rate& expected = rates.usual[depth];
+    expected.hits = expected.hits * k_.acceptance_decay + usual;
+    expected.trials = rates.depth[depth].trials;
+  }
+}
+
+double Acceptance::Overall(DraftClass c, const Acceptance* prior) const {
+  const double start = prior != nullptr ? prior->Overall(c, nullptr) : k_.start_acceptance;
+  return holds_[static_cast<uint32_t>(c)].all.Of(start, k_.start_trials);
 }
 
 void Acceptance::ObserveGuesses(uint32_t wanted, uint32_t given) {
@@ -155,16 +177,14 @@ void Acceptance::ObserveGuesses(uint32_t wanted, uint32_t given) {
 }
 
 double Acceptance::Holds(DraftClass c, uint32_t depth, const Acceptance* prior) const {
-  double start = k_.start_acceptance;
-  if (depth > 1) {
-    start = Holds(c, depth - 1, prior);
-    if (prior != nullptr)
-      start *= prior->Holds(c, depth, nullptr) / prior->Holds(c, depth - 1, nullptr);
-  } else if (prior != nullptr) {
-    start = prior->Holds(c, depth, nullptr);
+  double start = Overall(c, prior);
+  if (prior != nullptr) {
+    const Rates& all = prior->holds_[static_cast<uint32_t>(c)];
+    const Rate& seen = all.depth[depth];
+    start += (seen.hits - all.usual[depth].hits) / (seen.trials + k_.depth_trials);
   }
-  start = std::min(start, 1.0);
-  return holds_[static_cast<uint32_t>(c)][depth].Of(start, depth > 1 ? k_.depth_trials : k_.start_trials);
+  start = std::clamp(start, 0.0, 1.0);
+  return holds_[static_cast<uint32_t>(c)].depth[depth].Of(start, k_.depth_trials);
 }
 
 double Acceptance::Guessed(uint32_t depth, const Acceptance* prior) const {

@@ -44,11 +44,12 @@ struct PolicyConstants {
   uint32_t cost_age_max = 512;
   // A window that takes this many times its cost says nothing about misses either.
   double outlier = 2.0;
-  // Neutral acceptance before anything was offered, and how many trials it weighs; how many the
-  // depth before weighs at a deeper one.
-  double start_acceptance = 0.6, start_trials = 6, depth_trials = 8;
-  // Trials count this much less with every later one: the last 100 or so matter.
-  double acceptance_decay = 0.99;
+  // Neutral acceptance before anything was offered, and how many trials it weighs (of a sequence:
+  // what all sequences have). How many trials the rate over all depths weighs at one depth: rates
+  // given those before differ little by depth, and deep ones are reached seldom.
+  double start_acceptance = 0.6, start_trials = 8, depth_trials = 24;
+  // Trials count this much less with every later window that offered some: the last 50 or so matter.
+  double acceptance_decay = 0.98;
   // Every n-th window of a sequence that offers nothing tries one draft: acceptance and costs may
   // have changed. Costs at most (cost of that window - 1) / n. At first, and when drafts have just
   // ceased to pay, sooner: the distance begins at explore_first and doubles.
@@ -110,18 +111,19 @@ class WindowCosts {
 };
 
 // How often drafts hold, by class and depth (1..kDraftsMax), each given that the one before held;
-// and how often the head, asked for a depth, is sure enough to guess it.
+// and how often the head, asked for a depth, is sure enough to guess it. One of each sequence and
+// one of all. A text has a rate of its own over all depths, learned quickly; a depth is better or
+// worse than that by a little, learned slowly and by all sequences together.
 class Acceptance {
  public:
   explicit Acceptance(const PolicyConstants& constants = {}) : k_(constants) {}
-  // `held` of `offered` drafts counted; the next one, if there was one, did not.
-  void Observe(DraftClass c, uint32_t offered, uint32_t held);
+  // `held` of `offered` drafts counted; the next one, if there was one, did not. `all`: learns as
+  // well, null when this is the one of all.
+  void Observe(DraftClass c, uint32_t offered, uint32_t held, Acceptance* all);
   // The head was asked for `wanted` guesses and gave `given`.
   void ObserveGuesses(uint32_t wanted, uint32_t given);
-  // Probability that the draft at `depth` holds, given those before. What is believed before there
-  // are trials: the depth before (rates given those before differ little by depth, and deep ones are
-  // reached seldom); at depth 1 the neutral start. With `prior` (of all sequences): its rate at
-  // this depth, corrected by how this sequence's depth before compares with the prior's.
+  // Probability that the draft at `depth` holds, given those before. `prior`: of all sequences, to
+  // believe before there are trials; null: the neutral start.
   double Holds(DraftClass c, uint32_t depth, const Acceptance* prior) const;
   double Guessed(uint32_t depth, const Acceptance* prior) const;
 
@@ -136,8 +138,15 @@ class Acceptance {
       return (hits + prior * weight) / (trials + weight);
     }
   };
+  struct Rates {
+    Rate all;                                      // over all depths
+    std::array<Rate, kDraftsMax + 1> depth = {};   // [depth]
+    std::array<Rate, kDraftsMax + 1> usual = {};   // [depth] hits: what `all` said of those trials
+  };
+  void Add(DraftClass c, uint32_t offered, uint32_t held, double usual);
+  double Overall(DraftClass c, const Acceptance* prior) const;
   PolicyConstants k_;
-  std::array<std::array<Rate, kDraftsMax + 1>, kDraftClasses> holds_ = {};
+  std::array<Rates, kDraftClasses> holds_ = {};
   std::array<Rate, kDraftsMax + 1> guessed_ = {};
 };
 

@@ -106,8 +106,7 @@ class Player {
       score.ns += window + drafting;
       ++score.drafts[take];
       costs_.ObserveWindow(1 + take, static_cast<uint64_t>(window), 0, 0);
-      mine_.Observe(DraftClass::kHead, take, held);
-      all_.Observe(DraftClass::kHead, take, held);
+      mine_.Observe(DraftClass::kHead, take, held, &all_);
       if (from_ == From::kThere) continue;
       costs_.ObserveDrafting(ask, static_cast<uint64_t>(drafting));
       if (ask > 0) {
@@ -271,6 +270,7 @@ TEST(DraftPolicy, LearnsThatTheTextChanged) {
 // way for long.
 TEST(DraftPolicy, LearnsThatTheTierChanged) {
   constexpr uint32_t kBefore = 1000, kShock = 10, kSettle = 300, kAfter = 1500;
+  constexpr double kNearAfterChange = 0.95;
   for (const From from : {From::kHead, From::kThere}) {
     for (const Tier& before : kTiers) {
       for (const Tier& after : kTiers) {
@@ -281,7 +281,7 @@ TEST(DraftPolicy, LearnsThatTheTierChanged) {
         player.Run(is, kSettle);
         const double late = player.Run(is, kAfter).rate();
         const double best = RateOf(is, BestOf(is, from == From::kHead), from == From::kHead);
-        EXPECT_GE(late, 0.96 * best) << before.name << " -> " << after.name;
+        EXPECT_GE(late, kNearAfterChange * best) << before.name << " -> " << after.name;
       }
     }
   }
@@ -370,18 +370,44 @@ TEST(DraftPolicy, UnmeasuredRowCountsLieBetweenTheirNeighbours) {
   EXPECT_LT(costs.Window(1), 1.5e6);
 }
 
+// An easy text reaches depths that a hard one does not. That makes no depth look better.
+TEST(DraftPolicy, DepthsOfEasyTextsDoNotLookEasier) {
+  Acceptance all;
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> uniform;
+  const auto text = [&](double holds, uint32_t windows) {
+    Acceptance mine;
+    for (uint32_t w = 0; w < windows; ++w) {
+      uint32_t held = 0;
+      while (held < kDraftsMax && uniform(random) < holds) ++held;
+      mine.Observe(DraftClass::kHead, kDraftsMax, held, &all);
+    }
+    return mine;
+  };
+  for (int i = 0; i < 4; ++i) {
+    text(0.98, 60);
+    text(0.4, 60);
+  }
+  const Acceptance half = text(0.5, 25);
+  for (uint32_t depth = 1; depth <= kDraftsMax; ++depth)
+    EXPECT_NEAR(half.Holds(DraftClass::kHead, depth, &all), 0.5, 0.12) << depth;
+}
+
 TEST(DraftPolicy, AcceptanceStartsNeutralAndForgets) {
   Acceptance all, one;
   EXPECT_DOUBLE_EQ(all.Holds(DraftClass::kHead, 1, nullptr), PolicyConstants().start_acceptance);
-  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 1);
-  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.95);
-  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.1);
-  // Depth 3 was never reached, since the second did not hold: it is believed to be like that.
-  EXPECT_DOUBLE_EQ(all.Holds(DraftClass::kHead, 3, nullptr), all.Holds(DraftClass::kHead, 2, nullptr));
-  EXPECT_DOUBLE_EQ(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr));
+  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 1, nullptr);
+  // Half of the drafts that were tried held, so no depth is believed to be all good or all bad; the
+  // third was never reached, since the second did not hold.
+  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.8);
+  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.2);
+  EXPECT_NEAR(all.Holds(DraftClass::kHead, 3, nullptr), 0.5, 0.02);
+  // A new sequence starts from what depths did in others.
+  EXPECT_NEAR(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr), 0.02);
+  EXPECT_NEAR(one.Holds(DraftClass::kHead, 2, &all), all.Holds(DraftClass::kHead, 2, nullptr), 0.02);
   EXPECT_DOUBLE_EQ(all.Holds(DraftClass::kLookupLong, 1, nullptr),
                    PolicyConstants().start_acceptance);
-  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 3);
+  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 3, nullptr);
   EXPECT_GT(all.Holds(DraftClass::kHead, 3, nullptr), 0.9);
   all.ObserveGuesses(4, 2);
   EXPECT_LT(all.Guessed(3, nullptr), all.Guessed(2, nullptr));

@@ -8,8 +8,8 @@
 // How it measures: the tier is full before anything is timed (no bytes came for a while). A row
 // count's time is the median of the windows that gave as many tokens as it has rows, half of them timed
 // before the policy's turns and half behind, so that drift shows; the same windows are what the
-// policy has learned from. Tokens per window are counted in the answer itself, whose drafts are
-// right in the same places whatever is tried.
+// policy has learned from. Which drafts are right is drawn, but every stretch of the answer has its
+// share (ReplayIsRight), so tokens per window follow from the share.
 //
 // Real time decides here. On a card it is judged: within 3 % plus what the medians may be off
 // (printed as noise, at most kNoiseAllowed). The cpu device's threads share their cores with whatever
@@ -25,7 +25,7 @@
 #include <functional>
 #include <thread>
 
-#include "daemon/draft_planner.h"
+#include "daemon/draft_policy.h"
 #include "shared/shm/wait_word.h"
 #include "tests/bits/engine_stack.h"
 #include "tests/support/places.h"
@@ -112,18 +112,11 @@ struct Measured {
   double rate = 0;                                   // tokens per second of decoding
 };
 
-// Tokens per window with always n drafts, over the first `tokens` of the answer.
-double TokensWith(uint32_t n, double right, uint32_t tokens) {
-  ReplayDrafts replay;
-  replay.right = right;
-  double windows = 0;
-  uint32_t at = 1;  // the prompt's last row gave place 0
-  for (; at < tokens; ++windows) {
-    uint32_t held = 0;
-    while (held < n && ReplayIsRight(replay, at + held)) ++held;
-    at += held + 1;
-  }
-  return (at - 1) / windows;
+// Tokens per window with n drafts that hold with probability `right`, each given those before.
+double TokensWith(uint32_t n, double right) {
+  double tokens = 1, reach = 1;
+  for (uint32_t i = 0; i < n; ++i) tokens += reach *= right;
+  return tokens;
 }
 
 // Windows by their number of drafts, from the counts by depth.
@@ -272,7 +265,7 @@ void PrintTimes(const Times& times) {
 uint32_t JudgedTokens(const Times& times, double right) {
   double best = 0, tokens = 1;
   for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
-    const double of_n = TokensWith(n, right, kAnswerTokens), rate = of_n / Median(times[n].before);
+    const double of_n = TokensWith(n, right), rate = of_n / Median(times[n].before);
     if (rate <= best) continue;
     best = rate;
     tokens = of_n;
@@ -282,8 +275,7 @@ uint32_t JudgedTokens(const Times& times, double right) {
 
 // The policy's usual number against the fastest, for one share of right drafts.
 void Judge(const Times& times, double right, const Measured& run) {
-  const uint32_t tokens = run.usage.completion_tokens;
-  const auto rate = [&](uint32_t n) { return TokensWith(n, right, tokens) / times[n].median(); };
+  const auto rate = [&](uint32_t n) { return TokensWith(n, right) / times[n].median(); };
   uint32_t best = 0;
   for (uint32_t n = 1; n < kWindowRowsMax; ++n) best = rate(n) > rate(best) ? n : best;
   const uint32_t usual = UsualDrafts(run.usage);
