@@ -49,15 +49,6 @@ bench() {  # NAME PACK GIB[,GIB...] [key=value...]
 }
 # Prompts in windows of 1 to 8 rows through graphs, lanes and CPU workers; deadlines times 100.
 sanitize() { LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool "$1" "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1; }
-# One pass of the draft head for several sequences, and picks of odd logits. Kernels are loaded lazily: see racecheck below.
-sanitize_drafts() {
-  local tool
-  for tool in memcheck initcheck racecheck; do
-    echo "== $tool"
-    CUDA_MODULE_LOADING=LAZY compute-sanitizer --error-exitcode 1 --tool $tool "$bin/cuda_kernels_test" --gtest_brief=1 \
-      --gtest_filter="${LODE_DRAFT_SANITIZE_FILTER:-CudaGuessTest.Ties*:CudaGuessTest.Rows*:CudaDraftTest.Several*}" || return 1
-  done
-}
 chat() {  # the command line through a private stack, cuda against cpu: same text, same logits
   local device
   for device in cpu cuda; do
@@ -66,6 +57,15 @@ chat() {  # the command line through a private stack, cuda against cpu: same tex
     cat "$out/chat.$device.err"
   done
   cmp "$out/chat.cpu.txt" "$out/chat.cuda.txt" && cat "$out/chat.cuda.txt"
+}
+# One pass of the draft head for several sequences, and picks of odd logits. Kernels are loaded lazily: see racecheck below.
+sanitize_drafts() {
+  local tool
+  for tool in memcheck initcheck racecheck; do
+    echo "== $tool"
+    CUDA_MODULE_LOADING=LAZY compute-sanitizer --error-exitcode 1 --tool $tool "$bin/cuda_kernels_test" --gtest_brief=1 \
+      --gtest_filter="${LODE_DRAFT_SANITIZE_FILTER:-CudaGuessTest.Ties*:CudaGuessTest.Rows*:CudaDraftTest.Several*}" || return 1
+  done
 }
 run() {
   case $1 in
@@ -99,8 +99,9 @@ run() {
     *) echo "no section $1"; return 2 ;;
   esac
 }
-export -f run bench budget sanitize sanitize_drafts chat
+export -f run bench budget sanitize chat
 export bin bundle flagship gib layers out
+export -f sanitize_drafts
 
 failed=0
 for section in "${sections[@]}"; do
