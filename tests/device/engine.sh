@@ -60,12 +60,13 @@ chat() {  # the command line through a private stack, cuda against cpu: same tex
 }
 # One pass of the draft head for several sequences, and picks of odd logits. Kernels are loaded lazily: see racecheck below.
 sanitize_drafts() {
-  local tool
+  local tool bad=0
   for tool in memcheck initcheck racecheck; do
-    echo "== $tool"
+    echo "== $tool, $(date +%T)"
     CUDA_MODULE_LOADING=LAZY compute-sanitizer --error-exitcode 1 --tool $tool "$bin/cuda_kernels_test" --gtest_brief=1 \
-      --gtest_filter="${LODE_DRAFT_SANITIZE_FILTER:-CudaGuessTest.Ties*:CudaGuessTest.Rows*:CudaDraftTest.Several*}" || return 1
+      --gtest_filter="${LODE_DRAFT_SANITIZE_FILTER:-CudaGuessTest.Ties*:CudaGuessTest.Rows*:CudaDraftTest.Several*}" || bad=1
   done
+  return $bad
 }
 run() {
   case $1 in
