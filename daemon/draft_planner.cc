@@ -83,8 +83,8 @@ bool DraftPlanner::AskedFor(const Sequence& sequence, const Candidate& candidate
   return candidate.source == DraftClass::kHead && sequence.request.drafts.replay == nullptr;
 }
 
-// Drafts to verify without asking the policy: a fixed number was requested, or the head guessed them
-// so that the policy learns.
+// Drafts to verify without asking the policy: a fixed number was requested, or the head guessed
+// them so that the policy learns.
 uint32_t DraftPlanner::ForcedDrafts(const Sequence& sequence, const Candidate& candidate) const {
   const auto n = static_cast<uint32_t>(candidate.tokens.size());
   if (sequence.request.drafts.fixed) return n;
@@ -132,7 +132,8 @@ void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const 
     SequenceDrafts& drafts = sequences[i]->drafts;
     const std::vector<int32_t>& tokens = candidates[i].tokens;
     const auto n = static_cast<uint32_t>(tokens.size());
-    const bool explores = !sequences[i]->request.drafts.fixed && !AskedFor(*sequences[i], candidates[i]);
+    const bool explores =
+        !sequences[i]->request.drafts.fixed && !AskedFor(*sequences[i], candidates[i]);
     if (n > 0 && explores) {
       const uint32_t best = taken[i], most = best + room;
       taken[i] = std::min(drafts.offers_explorer.Adjust(best, n, setup_.policy), most);

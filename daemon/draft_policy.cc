@@ -49,7 +49,8 @@ void WindowCosts::Add(Cell* cell, double ns, double lookups, double misses) cons
   double all = 0;
   for (uint32_t i = 0; i < cell->n; ++i) {
     const Seen& seen = cell->seen[(cell->next + kCostWindows - 1 - i) % kCostWindows];
-    const double weight = std::exp2(-static_cast<double>(windows_ - seen.window) / k_.cost_half_life);
+    const double weight =
+        std::exp2(-static_cast<double>(windows_ - seen.window) / k_.cost_half_life);
     order[i] = {weight, &seen};
     all += weight;
   }

@@ -48,7 +48,8 @@ struct PolicyConstants {
   // what all sequences have). How many trials the rate over all depths weighs at one depth: rates
   // given those before differ little by depth, and deep ones are reached seldom.
   double start_acceptance = 0.6, start_trials = 8, depth_trials = 24;
-  // Trials count this much less with every later window that offered some: the last 50 or so matter.
+  // Trials count this much less with every later window that offered some: the last 50 or so
+  // matter.
   double acceptance_decay = 0.98;
   // Every n-th window of a sequence that offers nothing tries one draft: acceptance and costs may
   // have changed. Costs at most (cost of that window - 1) / n. At first, and when drafts have just
@@ -139,9 +140,9 @@ class Acceptance {
     }
   };
   struct Rates {
-    Rate all;                                      // over all depths
-    std::array<Rate, kDraftsMax + 1> depth = {};   // [depth]
-    std::array<Rate, kDraftsMax + 1> usual = {};   // [depth] hits: what `all` said of those trials
+    Rate all;                                     // over all depths
+    std::array<Rate, kDraftsMax + 1> depth = {};  // [depth]
+    std::array<Rate, kDraftsMax + 1> usual = {};  // [depth] hits: what `all` said of those trials
   };
   void Add(DraftClass c, uint32_t offered, uint32_t held, double usual);
   double Overall(DraftClass c, const Acceptance* prior) const;

@@ -1,14 +1,17 @@
-// How often the draft head agrees with the model, with the true text fed to both: share of positions
-// where the head's best token at depth 1, 2, 3 is the model's best token for the same place. The text is
-// that of the model's routing trace, whole documents of one kind behind each other, cut into windows of
-// 2,048 tokens as in the reference measurement (tests/models/README.md), which had other text of the
-// same kinds.
-//  - LODE_AGREEMENT=full runs all 62,400 tokens (minutes): the whole trace must be within one point of the
-//    reference's figures, weighted by the trace's kinds, and so must every kind but chat (see kKinds).
-//  - Without it the first two windows of a kind must be within one point of what the master model in
+// How often the draft head agrees with the model, with the true text fed to both: share of
+// positions where the head's best token at depth 1, 2, 3 is the model's best token for the same
+// place. The text is that of the model's routing trace, whole documents of one kind behind each
+// other, cut into windows of 2,048 tokens as in the reference measurement (tests/models/README.md),
+// which had other text of the same kinds.
+//  - LODE_AGREEMENT=full runs all 62,400 tokens (minutes): the whole trace must be within one point
+//  of the
+//    reference's figures, weighted by the trace's kinds, and so must every kind but chat (see
+//    kKinds).
+//  - Without it the first two windows of a kind must be within one point of what the master model
+//  in
 //    float arithmetic has in exactly these windows (Kind::sample).
-// LODE_SHARED_MODELS (folder of demo-q8_0.gguf and demo-mtp-q8_0.gguf) measures that master model, else it
-// is the repository's 4-bit model in the arithmetic that serves.
+// LODE_SHARED_MODELS (folder of demo-q8_0.gguf and demo-mtp-q8_0.gguf) measures that master model,
+// else it is the repository's 4-bit model in the arithmetic that serves.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -32,10 +35,10 @@ struct Kind {
   double figures[kDepths];  // of the reference, on its own text of this kind
   double loss;              // of the model there, nats per token: how hard that text is
   uint32_t tokens;          // of the routing trace: this kind's weight in the whole
-  // How near all of the trace's text must come. The trace's chat is harder than the reference's: the model's
-  // loss is 1.90 nats a token on it and 1.67 there (code 1.62 and 1.70, English 2.09 and 2.11). The
-  // master model in float arithmetic, which has the reference's logits within 1e-5, is 1.8, 1.2 and 1.1
-  // points below in chat, so one point would judge the text.
+  // How near all of the trace's text must come. The trace's chat is harder than the reference's:
+  // the model's loss is 1.90 nats a token on it and 1.67 there (code 1.62 and 1.70, English 2.09
+  // and 2.11). The master model in float arithmetic, which has the reference's logits within 1e-5,
+  // is 1.8, 1.2 and 1.1 points below in chat, so one point would judge the text.
   double near;
   // Of the first two windows, by the master model in float arithmetic: what this test prints with
   // LODE_SHARED_MODELS.
@@ -96,7 +99,8 @@ void RunWindow(LocalEngine& engine, const std::vector<int32_t>& ids, Counts* cou
 }
 
 double Share(const Counts& c, uint32_t depth) {
-  return static_cast<double>(c.hits[depth]) / static_cast<double>(std::max<uint64_t>(1, c.all[depth]));
+  return static_cast<double>(c.hits[depth]) /
+         static_cast<double>(std::max<uint64_t>(1, c.all[depth]));
 }
 
 // A kind's lines, and its judgement.
@@ -106,8 +110,8 @@ void Report(const Kind& kind, const Counts& counts) {
   for (uint32_t depth = 0; depth < kDepths; ++depth) {
     const double share = Share(counts, depth);
     const double aim = Full() ? kind.figures[depth] : kind.sample[depth];
-    std::printf("figure: teacher-forced agreement %-8s depth %u: %.4f (%s %.4f, %llu tokens)\n", kind.name,
-                depth + 1, share, Full() ? "reference" : "master model here", aim,
+    std::printf("figure: teacher-forced agreement %-8s depth %u: %.4f (%s %.4f, %llu tokens)\n",
+                kind.name, depth + 1, share, Full() ? "reference" : "master model here", aim,
                 static_cast<unsigned long long>(counts.all[depth]));
     EXPECT_NEAR(share, aim, Full() ? kind.near : kPoint) << kind.name << ", depth " << depth + 1;
   }
@@ -126,8 +130,10 @@ void ReportWhole(std::span<const Counts> of_kinds) {
       tokens += kKinds[k].tokens;
     }
     aim /= tokens;
-    std::printf("figure: teacher-forced agreement, whole trace, depth %u: %.4f (reference %.4f, %llu tokens)\n",
-                depth + 1, Share(all, depth), aim, static_cast<unsigned long long>(all.all[depth]));
+    std::printf(
+        "figure: teacher-forced agreement, whole trace, depth %u: %.4f (reference %.4f, %llu "
+        "tokens)\n",
+        depth + 1, Share(all, depth), aim, static_cast<unsigned long long>(all.all[depth]));
     EXPECT_NEAR(Share(all, depth), aim, kPoint) << "depth " << depth + 1;
   }
 }
@@ -170,7 +176,8 @@ TEST(Agreement, HeadAgreesWithTheModelAsOftenAsInTheReference) {
   ASSERT_TRUE(text.ok()) << text.status();
   Counts counts[std::size(kKinds)];
   for (uint32_t k = 0; k < std::size(kKinds); ++k) {
-    for (const std::vector<int32_t>& window : Windows(*text, k)) RunWindow(**engine, window, &counts[k]);
+    for (const std::vector<int32_t>& window : Windows(*text, k))
+      RunWindow(**engine, window, &counts[k]);
     Report(kKinds[k], counts[k]);
   }
   if (Full()) ReportWhole(counts);

@@ -78,8 +78,7 @@ enum class From { kHead, kThere };
 // world in place of a machine.
 class Player {
  public:
-  Player(From from, uint32_t seed)
-      : from_(from), random_(seed), costs_(k_), mine_(k_), all_(k_) {}
+  Player(From from, uint32_t seed) : from_(from), random_(seed), costs_(k_), mine_(k_), all_(k_) {}
 
   // Another text: what all sequences taught stays.
   void NewSequence() {
@@ -97,9 +96,11 @@ class Player {
       const uint32_t take = fixed < 0 ? Take() : static_cast<uint32_t>(fixed);
       uint32_t held = 0;
       while (held < take && uniform_(random_) < world.holds[held]) ++held;
-      const double window = world.window[1 + take] * std::max(0.5, noise(random_)) * (1 + slowed * take) *
+      const double window = world.window[1 + take] * std::max(0.5, noise(random_)) *
+                            (1 + slowed * take) *
                             (world.lost > 0 && uniform_(random_) < world.lost ? kLostTimes : 1);
-      const uint32_t ask = from_ == From::kThere ? 0 : (fixed < 0 ? Ask() : static_cast<uint32_t>(fixed));
+      const uint32_t ask =
+          from_ == From::kThere ? 0 : (fixed < 0 ? Ask() : static_cast<uint32_t>(fixed));
       const double drafting =
           from_ == From::kThere ? 0 : (ask == 0 ? world.follow : world.guess * ask);
       score.tokens += 1 + held;
@@ -191,9 +192,11 @@ TEST(DraftPolicy, FindsTheBestNumberOfDrafts) {
       const uint32_t best = BestOf(world, from == From::kHead);
       const double fixed = Player(from, 1).Run(world, kWindows, static_cast<int>(best)).rate();
       const Score policy = Player(from, 2).Run(world, kWindows);
-      std::printf("figure: draft policy, %-28s %.2f hold, %s: best %u drafts, policy %u, %.3f of the speed\n",
-                  world.name.c_str(), world.holds[0], from == From::kHead ? "guessed" : "there  ", best,
-                  policy.usual(), policy.rate() / fixed);
+      std::printf(
+          "figure: draft policy, %-28s %.2f hold, %s: best %u drafts, policy %u, %.3f of the "
+          "speed\n",
+          world.name.c_str(), world.holds[0], from == From::kHead ? "guessed" : "there  ", best,
+          policy.usual(), policy.rate() / fixed);
       EXPECT_GE(policy.rate(), kNear * fixed) << world.name;
     }
   }
@@ -212,35 +215,41 @@ TEST(DraftPolicy, SettlesAsFastAsTheMeasurementAsks) {
     for (const uint32_t first : {0u, 3u}) {
       Player player(From::kThere, machine);
       for (uint32_t t = first; t < first + 3; ++t) {
-        for (uint32_t n = 0; n <= kDraftsMax; ++n) player.Run(TierWorld(kTiers[t], 1), kTimed, static_cast<int>(n));
+        for (uint32_t n = 0; n <= kDraftsMax; ++n)
+          player.Run(TierWorld(kTiers[t], 1), kTimed, static_cast<int>(n));
         for (const double share : kReplayShares) {
           const World world = TierWorld(kTiers[t], share);
           player.NewSequence();
           const uint32_t usual = player.Run(world, kJudged).usual();
-          const double reached = RateOf(world, usual, false) / RateOf(world, BestOf(world, false), false);
+          const double reached =
+              RateOf(world, usual, false) / RateOf(world, BestOf(world, false), false);
           ++all;
           near += reached >= kNear ? 1 : 0;
           worst = std::min(worst, reached);
         }
-        for (uint32_t n = kDraftsMax + 1; n-- > 0;) player.Run(TierWorld(kTiers[t], 1), kTimed, static_cast<int>(n));
+        for (uint32_t n = kDraftsMax + 1; n-- > 0;)
+          player.Run(TierWorld(kTiers[t], 1), kTimed, static_cast<int>(n));
       }
     }
   }
-  std::printf("figure: draft policy, short answers: %u of %u within 3 %% of the fastest, worst %.3f\n", near, all,
-              worst);
+  std::printf(
+      "figure: draft policy, short answers: %u of %u within 3 %% of the fastest, worst %.3f\n",
+      near, all, worst);
   EXPECT_GE(near, kSettled * all);
 }
 
 TEST(DraftPolicy, WhereDraftingLosesItCostsItsExplorationOnly) {
   const PolicyConstants k;
   for (const World& world : kWorlds) {
-    const Score none = Player(From::kHead, 3).Run(world, 4000, 0), policy = Player(From::kHead, 4).Run(world, 4000);
+    const Score none = Player(From::kHead, 3).Run(world, 4000, 0),
+                policy = Player(From::kHead, 4).Run(world, 4000);
     // One window in explore_every tries: one draft, and every far_every-th time each depth in turn.
     const double one = world.window[2] - world.window[1] + world.guess - world.follow;
     double far = 0;
     for (uint32_t n = 1; n <= kDraftsMax; ++n)
       far += (world.window[1 + n] - world.window[1] + world.guess * n - world.follow) / kDraftsMax;
-    const double exploration = (one * (k.far_every - 1) + far) / k.far_every / world.window[1] / k.explore_every;
+    const double exploration =
+        (one * (k.far_every - 1) + far) / k.far_every / world.window[1] / k.explore_every;
     EXPECT_GE(policy.rate(), none.rate() * (1 - exploration - 0.01)) << world.name;
   }
 }
@@ -403,8 +412,10 @@ TEST(DraftPolicy, AcceptanceStartsNeutralAndForgets) {
   EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.2);
   EXPECT_NEAR(all.Holds(DraftClass::kHead, 3, nullptr), 0.5, 0.02);
   // A new sequence starts from what depths did in others.
-  EXPECT_NEAR(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr), 0.02);
-  EXPECT_NEAR(one.Holds(DraftClass::kHead, 2, &all), all.Holds(DraftClass::kHead, 2, nullptr), 0.02);
+  EXPECT_NEAR(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr),
+              0.02);
+  EXPECT_NEAR(one.Holds(DraftClass::kHead, 2, &all), all.Holds(DraftClass::kHead, 2, nullptr),
+              0.02);
   EXPECT_DOUBLE_EQ(all.Holds(DraftClass::kLookupLong, 1, nullptr),
                    PolicyConstants().start_acceptance);
   for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 3, nullptr);

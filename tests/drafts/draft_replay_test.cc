@@ -2,19 +2,21 @@
 // as drafts of which a chosen share is wrong, at three hit rates. For each, windows of every number
 // of rows are timed (drafts fixed), which says what number of drafts is fastest for that share; the
 // policy, left alone, must settle on it or on one within 3 % of it. The model is synthetic, of the
-// flagship's widths; LODE_REPLAY_MODEL names another one, and where that has a draft block the cost of
-// its passes is printed as well.
+// flagship's widths; LODE_REPLAY_MODEL names another one, and where that has a draft block the cost
+// of its passes is printed as well.
 //
 // How it measures: the tier is full before anything is timed (no bytes came for a while). A row
-// count's time is the median of the windows that gave as many tokens as it has rows, half of them timed
-// before the policy's turns and half behind, so that drift shows; the same windows are what the
-// policy has learned from. Which drafts are right is drawn, but every stretch of the answer has its
+// count's time is the median of windows with always as many drafts and the same share of right ones
+// (wrong tokens choose other experts, which are in slots less often), half of them timed before the
+// policy's turns and half behind, so that drift shows; the same windows are what the policy has
+// learned from. Which drafts are right is drawn, but every stretch of the answer has its
 // share (ReplayIsRight), so tokens per window follow from the share.
 //
 // Real time decides here. On a card it is judged: within 3 % plus what the medians may be off
-// (printed as noise, at most kNoiseAllowed). The cpu device's threads share their cores with whatever
-// else runs, so there the test prints its figures and compares the answers; LODE_REPLAY_NEAR=0.97
-// judges there too (or judges more strictly, or with 0 not at all).
+// (printed as noise, at most kNoiseAllowed). The cpu device's threads share their cores with
+// whatever else runs, so there the test prints its figures and compares the answers;
+// LODE_REPLAY_NEAR=0.97 judges there too (or judges more strictly, or with 0 not at all).
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,13 +43,15 @@ constexpr double kSlotShares[] = {1, 0.5, 0};
 constexpr double kNear = 0.97;
 // Medians that may be further off than this (two of them together) judge nothing.
 constexpr double kNoiseAllowed = 0.03;
-// Windows of a row count, before the policy's turns and behind them.
-constexpr uint32_t kTimedWindows = 8;
-// The first window with drafts of a request is not timed: what the prompt left is still in the caches.
+// Windows of a row count and a share, before the policy's turns and behind them.
+constexpr uint32_t kTimedWindows = 5;
+// The first window with drafts of a request is not timed: what the prompt left is still in the
+// caches.
 constexpr uint32_t kUntimed = 1;
-// Windows in which the policy finds its way and is judged, at the fastest number of drafts: its usual
-// number is that of most of them.
-constexpr uint32_t kJudgedWindows = 96;
+constexpr uint32_t kHeadWindows = 8;  // for the cost of guesses
+// Windows in which the policy finds its way and is judged, at the fastest number of drafts: its
+// usual number is that of most of them. Fewer where nothing is judged.
+constexpr uint32_t kJudgedWindows = 96, kPrintedWindows = 32;
 constexpr uint32_t kAnswerTokens = 256;
 // The tier is full when no byte came for this long.
 constexpr uint64_t kQuietNs = 100'000'000, kFillNsMax = 120'000'000'000;
@@ -145,7 +149,8 @@ class DraftReplay : public ::testing::Test {
     source_ = std::move(*source);
     data_ = *source_->tokenizer();
     tokenizer_ = std::move(*Tokenizer::Create(data_));
-    auto stack = EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = MeasuredThreads()});
+    auto stack =
+        EngineStack::Start(*source_, *tokenizer_, {.cpu_workers = 1, .threads = MeasuredThreads()});
     ASSERT_TRUE(stack.ok()) << stack.status();
     stack_ = std::move(*stack);
     ASSERT_TRUE(stack_->UseBestIsa(1).ok());
@@ -179,7 +184,8 @@ class DraftReplay : public ::testing::Test {
       if (event.finish) break;
     }
     run.usage = event.finish->usage;
-    run.rate = (run.usage.completion_tokens - 1) / (static_cast<double>(run.usage.decode_ns) * 1e-9);
+    run.rate =
+        (run.usage.completion_tokens - 1) / (static_cast<double>(run.usage.decode_ns) * 1e-9);
     return run;
   }
 
@@ -218,17 +224,21 @@ class DraftReplay : public ::testing::Test {
       seen = now;
       ASSERT_LT(NowNs() - begin, kFillNsMax) << "the tier does not fill";
     }
-    std::printf("figure: draft replay, %.2f of the experts' bytes: %llu experts in slots after %.1f s\n", share,
-                static_cast<unsigned long long>(counters.resident_experts.load()),
-                static_cast<double>(NowNs() - begin) * 1e-9);
+    std::printf(
+        "figure: draft replay, %.2f of the experts' bytes: %llu experts in slots after %.1f s\n",
+        share, static_cast<unsigned long long>(counters.resident_experts.load()),
+        static_cast<double>(NowNs() - begin) * 1e-9);
   }
 
-  // Windows of n + 1 rows, every draft right.
-  void Time(uint32_t n, std::vector<double>* times) {
-    const Measured run = AskReplayed(1, n, true, (n + 1) * (kTimedWindows + kUntimed));
-    uint32_t seen = 0;
+  // Windows of n + 1 rows. The last ones of an answer have fewer: no token may come behind its end.
+  void Time(double right, uint32_t n, std::vector<double>* times) {
+    const double windows = kTimedWindows + kUntimed;
+    const auto wanted = static_cast<uint32_t>(std::ceil(windows * TokensWith(n, right))) + n + 1;
+    const Measured run = AskReplayed(right, n, true, wanted);
+    uint32_t seen = 0, done = 1;  // the prompt's last row gave the first token
     for (const auto& [tokens, ns] : run.windows) {
-      if (tokens == n + 1 && seen++ >= kUntimed) times->push_back(ns);
+      if (done + n + 1 <= wanted && seen++ >= kUntimed) times->push_back(ns);
+      done += tokens;
     }
     EXPECT_FALSE(times->empty());
   }
@@ -244,24 +254,25 @@ class DraftReplay : public ::testing::Test {
 void PrintDraftCosts(const std::function<Measured(uint32_t depth)>& ask) {
   for (uint32_t depth = 1; depth <= kDraftsMax; ++depth) {
     const Measured run = ask(depth);
-    std::printf("figure: draft head, depth %u: %.3f ms behind a window, %u windows, %u guesses verified\n",
-                depth, static_cast<double>(run.usage.timing.draft_ns) / run.usage.decode_windows * 1e-6,
-                run.usage.decode_windows, run.usage.drafted_tokens);
+    std::printf(
+        "figure: draft head, depth %u: %.3f ms behind a window, %u windows, %u guesses verified\n",
+        depth, static_cast<double>(run.usage.timing.draft_ns) / run.usage.decode_windows * 1e-6,
+        run.usage.decode_windows, run.usage.drafted_tokens);
   }
   std::fflush(stdout);
 }
 
-void PrintTimes(const Times& times) {
-  std::string line = "figure: draft replay, ms of 1 to 8 rows (noise, drift in %):";
+void PrintTimes(const Times& times, double right) {
+  std::string line = fmt::format(
+      "figure: draft replay, {:.2f} right, ms of 1 to 8 rows (noise, drift in %):", right);
   for (const RowTimes& t : times) {
-    char text[64];
-    std::snprintf(text, sizeof(text), " %.2f (%.1f, %+.1f)", t.median() * 1e-6, 100 * t.noise(), 100 * t.drift());
-    line += text;
+    line += fmt::format(" {:.2f} ({:.1f}, {:+.1f})", t.median() * 1e-6, 100 * t.noise(),
+                        100 * t.drift());
   }
   std::printf("%s\n", line.c_str());
 }
 
-// Tokens of kJudgedWindows windows with the number of drafts that was fastest so far.
+// Tokens of the policy's windows at the number of drafts that was fastest so far.
 uint32_t JudgedTokens(const Times& times, double right) {
   double best = 0, tokens = 1;
   for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
@@ -270,7 +281,8 @@ uint32_t JudgedTokens(const Times& times, double right) {
     best = rate;
     tokens = of_n;
   }
-  return std::min(kAnswerTokens, static_cast<uint32_t>(kJudgedWindows * tokens));
+  const uint32_t windows = Near() > 0 ? kJudgedWindows : kPrintedWindows;
+  return std::min(kAnswerTokens, static_cast<uint32_t>(windows * tokens));
 }
 
 // The policy's usual number against the fastest, for one share of right drafts.
@@ -284,7 +296,8 @@ void Judge(const Times& times, double right, const Measured& run) {
   const auto& lookups = run.usage.lookups;
   const double all = static_cast<double>(lookups[0] + lookups[1] + lookups[2]);
   std::printf(
-      "figure: draft replay, hit rate %.2f, %.2f right: fastest %u drafts, policy %u, %.3f of the fastest "
+      "figure: draft replay, hit rate %.2f, %.2f right: fastest %u drafts, policy %u, %.3f of the "
+      "fastest "
       "(noise %.3f); %.1f tokens/s, without drafts %.1f, windows of 0 to 7 drafts%s\n",
       static_cast<double>(lookups[0]) / all, right, best, usual, reached, noise, run.rate,
       1e9 / times[0].median(), WindowsOf(run.usage).c_str());
@@ -311,19 +324,26 @@ TEST_F(DraftReplay, PolicySettlesOnTheFastestNumberOfRows) {
           head.min_p = 0;
           head.max = depth;
           head.fixed = true;
-          return Ask(head, kTimedWindows);
+          return Ask(head, kHeadWindows);
         });
       }
     }
-    Times times;
-    for (uint32_t n = 0; n < kWindowRowsMax; ++n) Time(n, &times[n].before);
-    Measured runs[std::size(kShares)];
-    for (size_t i = 0; i < std::size(kShares); ++i) {
-      runs[i] = AskReplayed(kShares[i], kDraftsMax, false, JudgedTokens(times, kShares[i]));
+    std::array<Times, std::size(kShares)> times;
+    for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
+      for (size_t i = 0; i < times.size(); ++i) Time(kShares[i], n, &times[i][n].before);
     }
-    for (uint32_t n = kWindowRowsMax; n-- > 0;) Time(n, &times[n].behind);
-    PrintTimes(times);
-    for (size_t i = 0; i < std::size(kShares); ++i) Judge(times, kShares[i], runs[i]);
+    Measured runs[std::size(kShares)];
+    for (size_t i = 0; i < times.size(); ++i) {
+      const uint32_t tokens = JudgedTokens(times[i], kShares[i]);
+      runs[i] = AskReplayed(kShares[i], kDraftsMax, false, tokens);
+    }
+    for (uint32_t n = kWindowRowsMax; n-- > 0;) {
+      for (size_t i = 0; i < times.size(); ++i) Time(kShares[i], n, &times[i][n].behind);
+    }
+    for (size_t i = 0; i < times.size(); ++i) {
+      PrintTimes(times[i], kShares[i]);
+      Judge(times[i], kShares[i], runs[i]);
+    }
   }
 }
 
