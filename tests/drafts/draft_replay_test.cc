@@ -48,7 +48,8 @@ constexpr uint32_t kTimedWindows = 5;
 // The first window with drafts of a request is not timed: what the prompt left is still in the
 // caches.
 constexpr uint32_t kUntimed = 1;
-constexpr uint32_t kHeadWindows = 8;  // for the cost of guesses
+// For the cost of guesses; the last ones of an answer guess less.
+constexpr uint32_t kHeadWindows = 24;
 // Windows in which the policy finds its way and is judged, at the fastest number of drafts: its
 // usual number is that of most of them. Fewer where nothing is judged.
 constexpr uint32_t kJudgedWindows = 96, kPrintedWindows = 32;
