@@ -96,13 +96,16 @@ TEST_F(DraftPlannerTest, AFixedNumberIsAlwaysVerified) {
   for (int w = 0; w < 20; ++w) EXPECT_EQ(Window(one)[0], kDraftsMax);
 }
 
+// Also when all of them want to try a draft.
 TEST_F(DraftPlannerTest, SeveralSequencesShareTheRoom) {
-  std::vector<std::unique_ptr<Sequence>> three;
-  for (const double right : {0.9, 0.9, 0.1}) three.push_back(Decoding(right, false));
-  for (int w = 0; w < 200; ++w) {
-    uint32_t rows = 3;
-    for (const uint32_t n : Window(three)) rows += n;
-    ASSERT_LE(rows, kWindowRowsMax);
+  for (const uint32_t n : {3u, 7u, 8u}) {
+    std::vector<std::unique_ptr<Sequence>> all;
+    for (uint32_t i = 0; i < n; ++i) all.push_back(Decoding(i % 2 == 0 ? 0.9 : 0, false));
+    for (int w = 0; w < 100; ++w) {
+      uint32_t rows = n;
+      for (const uint32_t drafts : Window(all)) rows += drafts;
+      ASSERT_LE(rows, kWindowRowsMax) << n << " sequences, window " << w;
+    }
   }
 }
 
