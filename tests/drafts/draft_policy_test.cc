@@ -172,6 +172,9 @@ const Tier kTiers[] = {
     {"48 layers, all in slots", Table({17.2, 18.0, 19.0, 17.5, 18.9, 20.2, 22.7, 25.3})},
     {"48 layers, half", Table({12.5, 14.2, 16.2, 18.6, 20.6, 22.7, 25.2, 27.8})},
     {"48 layers, none", Table({20.2, 26.4, 33.6, 40.1, 45.6, 51.2, 56.6, 62.1})},
+    {"48 layers later, all", Table({7.13, 7.94, 8.83, 9.75, 10.66, 11.53, 12.12, 14.19})},
+    {"48 layers later, half", Table({7.21, 7.91, 8.90, 9.75, 10.64, 11.55, 12.14, 14.17})},
+    {"48 layers later, none", Table({14.95, 19.94, 24.91, 30.23, 33.44, 38.65, 42.59, 48.16})},
 };
 constexpr double kGuessNs = 0.4e6, kFollowNs = 0.2e6;
 constexpr double kReplayShares[] = {.5, .7, .87};
@@ -212,7 +215,7 @@ TEST(DraftPolicy, SettlesAsFastAsTheMeasurementAsks) {
   uint32_t all = 0, near = 0;
   double worst = 1;
   for (uint32_t machine = 0; machine < kMachines; ++machine) {
-    for (const uint32_t first : {0u, 3u}) {
+    for (const uint32_t first : {0u, 3u, 6u}) {
       Player player(From::kThere, machine);
       for (uint32_t t = first; t < first + 3; ++t) {
         for (uint32_t n = 0; n <= kDraftsMax; ++n)
