@@ -19,14 +19,27 @@ std::vector<int32_t> Replay(const ReplayDrafts& replay, uint32_t from, uint32_t 
   std::vector<int32_t> tokens;
   for (uint32_t at = from; at < from + n && at < replay.answer.size(); ++at) {
     const int32_t right = replay.answer[at], wrong = right == 0 ? 1 : right - 1;
-    const uint32_t dice = canonical::Philox(replay.seed, at, 0).v[0];
-    const bool holds = static_cast<double>(dice) < replay.right * 4294967296.0;  // 2^32
-    tokens.push_back(holds ? right : wrong);
+    tokens.push_back(ReplayIsRight(replay, at) ? right : wrong);
   }
   return tokens;
 }
 
 }  // namespace
+
+bool ReplayIsRight(const ReplayDrafts& replay, uint32_t at) {
+  const uint32_t run = at / kReplayRun, first = run * kReplayRun;
+  const auto right_before = [&](uint32_t place) {
+    return static_cast<uint32_t>(replay.right * place + 0.5);
+  };
+  const auto dice = [&](uint32_t place) { return canonical::Philox(replay.seed, place, 0).v[0]; };
+  const uint32_t mine = dice(at);
+  uint32_t rank = 0;  // among the run's places
+  for (uint32_t place = first; place < first + kReplayRun; ++place) {
+    const uint32_t other = dice(place);
+    rank += other < mine || (other == mine && place < at) ? 1 : 0;
+  }
+  return rank < right_before(first + kReplayRun) - right_before(first);
+}
 
 // Head or lookup, whichever is expected to give more tokens.
 DraftPlanner::Candidate DraftPlanner::Best(Sequence* sequence) const {
@@ -70,14 +83,12 @@ bool DraftPlanner::AskedFor(const Sequence& sequence, const Candidate& candidate
   return candidate.source == DraftClass::kHead && sequence.request.drafts.replay == nullptr;
 }
 
-// Drafts to verify without asking the policy: a fixed number was requested, or it must learn.
-uint32_t DraftPlanner::ForcedDrafts(Sequence* sequence, const Candidate& candidate) const {
-  SequenceDrafts& drafts = sequence->drafts;
+// Drafts to verify without asking the policy: a fixed number was requested, or the head guessed
+// them so that the policy learns.
+uint32_t DraftPlanner::ForcedDrafts(const Sequence& sequence, const Candidate& candidate) const {
   const auto n = static_cast<uint32_t>(candidate.tokens.size());
-  if (sequence->request.drafts.fixed) return n;
-  if (n == 0) return 0;
-  if (AskedFor(*sequence, candidate)) return drafts.explore ? n : 0;
-  return drafts.offers_explorer.Due(setup_.policy) ? 1 : 0;  // one shows whether they hold again
+  if (sequence.request.drafts.fixed) return n;
+  return AskedFor(sequence, candidate) && sequence.drafts.explore ? n : 0;
 }
 
 void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const RowShare> shares,
@@ -94,7 +105,7 @@ void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const 
     if (!sequences[i]->decoding()) continue;
     ++base_tokens;
     candidates[i] = Best(sequences[i]);
-    forced[i] = ForcedDrafts(sequences[i], candidates[i]);
+    forced[i] = ForcedDrafts(*sequences[i], candidates[i]);
     if (forced[i] == 0 && !sequences[i]->request.drafts.fixed)
       offers[i] = OfferOf(*sequences[i], candidates[i]);
   }
@@ -112,22 +123,24 @@ void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const 
   if (base_tokens > 0) {
     const std::vector<uint32_t> chosen =
         ChooseDrafts(costs_, setup_.policy, base_rows, base_tokens, room, offers);
-    for (size_t i = 0; i < sequences.size(); ++i) taken[i] += chosen[i];
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      taken[i] += chosen[i];
+      room -= chosen[i];
+    }
   }
   for (size_t i = 0; i < sequences.size(); ++i) {
     SequenceDrafts& drafts = sequences[i]->drafts;
     const std::vector<int32_t>& tokens = candidates[i].tokens;
+    const auto n = static_cast<uint32_t>(tokens.size());
+    const bool explores =
+        !sequences[i]->request.drafts.fixed && !AskedFor(*sequences[i], candidates[i]);
+    if (n > 0 && explores) {
+      const uint32_t best = taken[i], most = best + room;
+      taken[i] = std::min(drafts.offers_explorer.Adjust(best, n, setup_.policy), most);
+      room = most - taken[i];
+    }
     drafts.offered_class = candidates[i].source;
     drafts.offered.assign(tokens.begin(), tokens.begin() + taken[i]);
-    if (tokens.empty() || AskedFor(*sequences[i], candidates[i])) continue;
-    // A forced one is the exploration, no sign that drafts pay.
-    if (taken[i] == 0) {
-      drafts.offers_explorer.Declined();
-    } else if (forced[i] > 0) {
-      drafts.offers_explorer.Explored(setup_.policy);
-    } else {
-      drafts.offers_explorer = {};
-    }
   }
 }
 
@@ -168,8 +181,7 @@ void DraftPlanner::Observe(const WindowResult& result, uint32_t seq_index, uint3
   }
   // An answer that ends inside the window says nothing about the drafts behind its end.
   const uint32_t judged = finished ? drafts_held : offered;
-  drafts.acceptance.Observe(drafts.offered_class, judged, drafts_held);
-  acceptance_.Observe(drafts.offered_class, judged, drafts_held);
+  drafts.acceptance.Observe(drafts.offered_class, judged, drafts_held, &acceptance_);
   drafts.guesses.clear();
   drafts.explore = false;
   if (finished || sequence->last_accepted != result.proposed_accepts[seq_index]) return;

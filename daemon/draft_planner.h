@@ -22,6 +22,13 @@ struct DraftSetup {
   PolicyConstants policy;
 };
 
+// Whether the replayed draft for place `at` of the answer is the answer's own token. A function of
+// the seed and the place, so a text's drafts are right in the same places whatever is tried. Every
+// run of kReplayRun places has the share of right ones that was asked for, in random order: chance
+// alone would make stretches of a short answer easier or harder by a tenth.
+inline constexpr uint32_t kReplayRun = 50;
+bool ReplayIsRight(const ReplayDrafts& replay, uint32_t at);
+
 class DraftPlanner {
  public:
   explicit DraftPlanner(const DraftSetup& setup)
@@ -53,7 +60,7 @@ class DraftPlanner {
   Candidate Best(Sequence* sequence) const;
   DraftOffer OfferOf(const Sequence& sequence, const Candidate& candidate) const;
   static bool AskedFor(const Sequence& sequence, const Candidate& candidate);
-  uint32_t ForcedDrafts(Sequence* sequence, const Candidate& candidate) const;
+  uint32_t ForcedDrafts(const Sequence& sequence, const Candidate& candidate) const;
 
   const DraftSetup setup_;
   WindowCosts costs_;

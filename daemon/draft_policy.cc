@@ -7,8 +7,8 @@
 namespace lode {
 namespace {
 
-// A mean of fewer observations is not believed over the neighbours' means.
-constexpr double kTrust = 2;
+// A cost of fewer windows is not believed over the neighbours'.
+constexpr uint32_t kTrust = 2;
 // Before any window was seen every time is in this unit; only ratios matter.
 constexpr double kUnitNs = 1e6;
 // The correction for the present share of misses may at most halve or double what was measured.
@@ -29,22 +29,55 @@ double Interpolate(double x, double max, const auto& at) {
 
 // ---- costs
 
+void WindowCosts::DropOld(Cell* cell) const {
+  const auto from = [&](uint32_t i) -> Seen& {  // i-th oldest
+    return cell->seen[(cell->next + kCostWindows - cell->n + i) % kCostWindows];
+  };
+  while (cell->n > 0 && windows_ - from(0).window > k_.cost_age_max) --cell->n;
+}
+
 void WindowCosts::Add(Cell* cell, double ns, double lookups, double misses) const {
-  if (cell->n > kTrust) ns = std::min(ns, k_.outlier * cell->ns);
-  const double age = cell->n > 0 ? static_cast<double>(windows_ - cell->seen) : 0;
-  cell->n = std::min(cell->n + 1, 1 / k_.cost_weight);
-  const double weight = std::max(1 / cell->n, std::min(0.5, (age - 1) * k_.age_weight));
-  cell->ns += (ns - cell->ns) * weight;
-  cell->lookups += (lookups - cell->lookups) * weight;
-  cell->misses += (misses - cell->misses) * weight;
-  cell->seen = windows_;
+  DropOld(cell);
+  cell->seen[cell->next] = {ns, lookups, misses, windows_};
+  cell->next = (cell->next + 1) % kCostWindows;
+  cell->n = std::min(cell->n + 1, kCostWindows);
+  struct Weighed {
+    double weight;
+    const Seen* seen;
+  };
+  std::array<Weighed, kCostWindows> order;
+  double all = 0;
+  for (uint32_t i = 0; i < cell->n; ++i) {
+    const Seen& seen = cell->seen[(cell->next + kCostWindows - 1 - i) % kCostWindows];
+    const double weight =
+        std::exp2(-static_cast<double>(windows_ - seen.window) / k_.cost_half_life);
+    order[i] = {weight, &seen};
+    all += weight;
+  }
+  std::sort(order.begin(), order.begin() + cell->n,
+            [](const Weighed& a, const Weighed& b) { return a.seen->ns < b.seen->ns; });
+  // What lies between a quarter and three quarters of all weight.
+  double below = 0, taken = 0;
+  cell->ns = cell->lookups = cell->misses = 0;
+  for (uint32_t i = 0; i < cell->n; ++i) {
+    const double end = below + order[i].weight;
+    const double part = std::max(0.0, std::min(end, 0.75 * all) - std::max(below, 0.25 * all));
+    cell->ns += part * order[i].seen->ns;
+    cell->lookups += part * order[i].seen->lookups;
+    cell->misses += part * order[i].seen->misses;
+    taken += part;
+    below = end;
+  }
+  cell->ns /= taken;
+  cell->lookups /= taken;
+  cell->misses /= taken;
 }
 
 void WindowCosts::ObserveWindow(uint32_t rows, uint64_t ns, uint64_t lookups, uint64_t misses) {
   if (rows == 0 || rows > kWindowRowsMax) return;
   ++windows_;
   Cell& cell = cells_[rows];
-  if (windows_ - cell.seen > k_.stale_after) cell = {};
+  DropOld(&cell);
   const double time = static_cast<double>(ns), missed = static_cast<double>(misses);
   if (lookups > 0) {
     const double share = missed / static_cast<double>(lookups);
@@ -111,10 +144,32 @@ double WindowCosts::Drafting(double depth) const {
 
 // ---- acceptance
 
-void Acceptance::Observe(DraftClass c, uint32_t offered, uint32_t held) {
-  auto& rates = holds_[static_cast<uint32_t>(c)];
-  for (uint32_t depth = 1; depth <= std::min({offered, held + 1, kDraftsMax}); ++depth)
-    rates[depth].Add(depth <= held, k_.acceptance_decay);
+void Acceptance::Observe(DraftClass c, uint32_t offered, uint32_t held, Acceptance* all) {
+  // What this text's rate was before: all sequences learn how a depth differs from its text's rate,
+  // or depths that only easy texts reach would look easy.
+  const double usual = Overall(c, all);
+  Add(c, offered, held, usual);
+  if (all != nullptr) all->Add(c, offered, held, usual);
+}
+
+void Acceptance::Add(DraftClass c, uint32_t offered, uint32_t held, double usual) {
+  if (offered == 0) return;
+  Rates& rates = holds_[static_cast<uint32_t>(c)];
+  rates.all.hits *= k_.acceptance_decay;
+  rates.all.trials *= k_.acceptance_decay;
+  for (uint32_t depth = 1; depth <= std::min({offered, held + 1, kDraftsMax}); ++depth) {
+    const bool hit = depth <= held;
+    rates.all.Add(hit, 1);
+    rates.depth[depth].Add(hit, k_.acceptance_decay);
+    Rate& expected = rates.usual[depth];
+    expected.hits = expected.hits * k_.acceptance_decay + usual;
+    expected.trials = rates.depth[depth].trials;
+  }
+}
+
+double Acceptance::Overall(DraftClass c, const Acceptance* prior) const {
+  const double start = prior != nullptr ? prior->Overall(c, nullptr) : k_.start_acceptance;
+  return holds_[static_cast<uint32_t>(c)].all.Of(start, k_.start_trials);
 }
 
 void Acceptance::ObserveGuesses(uint32_t wanted, uint32_t given) {
@@ -123,13 +178,19 @@ void Acceptance::ObserveGuesses(uint32_t wanted, uint32_t given) {
 }
 
 double Acceptance::Holds(DraftClass c, uint32_t depth, const Acceptance* prior) const {
-  const double start = prior != nullptr ? prior->Holds(c, depth, nullptr) : k_.start_acceptance;
-  return holds_[static_cast<uint32_t>(c)][depth].Of(start, k_.start_trials);
+  double start = Overall(c, prior);
+  if (prior != nullptr) {
+    const Rates& all = prior->holds_[static_cast<uint32_t>(c)];
+    const Rate& seen = all.depth[depth];
+    start += (seen.hits - all.usual[depth].hits) / (seen.trials + k_.depth_trials);
+  }
+  start = std::clamp(start, 0.0, 1.0);
+  return holds_[static_cast<uint32_t>(c)].depth[depth].Of(start, k_.depth_trials);
 }
 
 double Acceptance::Guessed(uint32_t depth, const Acceptance* prior) const {
   const double start = prior != nullptr ? prior->Guessed(depth, nullptr) : 1;
-  return guessed_[depth].Of(start, k_.start_trials);
+  return guessed_[depth].Of(start, depth > 1 ? k_.depth_trials : k_.start_trials);
 }
 
 // ---- choices
@@ -188,22 +249,29 @@ uint32_t ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
   return best;
 }
 
+uint32_t Explorer::Try(uint32_t near, uint32_t max, const PolicyConstants& constants) {
+  since_ = 0;
+  if (++tries_ % constants.far_every != 0) return std::min(near, max);
+  far_ = far_ % max + 1;
+  return far_;
+}
+
 uint32_t Explorer::Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants) {
   if (max == 0) return 0;
-  if (best == 0) {
-    busy_ = 0;
-    if (!idle_.Due(constants)) {
-      idle_.Declined();
-      return 0;
-    }
-    idle_.Explored(constants);
-    return 1;
+  if (idle_ != (best == 0)) {
+    idle_ = best == 0;
+    since_ = wait_ = 0;
   }
-  idle_ = {};
-  if (++busy_ < constants.probe_every) return best;
-  busy_ = 0;
+  ++since_;
+  if (idle_) {
+    const uint32_t wait = wait_ != 0 ? wait_ : constants.explore_first;
+    if (since_ < wait) return 0;
+    wait_ = std::min(2 * wait, constants.explore_every);
+    return Try(1, max, constants);
+  }
+  if (since_ < constants.probe_every) return best;
   up_ = !up_;
-  return up_ ? std::min(best + 1, max) : best - 1;
+  return Try(up_ ? best + 1 : best - 1, max, constants);
 }
 
 }  // namespace lode

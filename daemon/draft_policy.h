@@ -23,6 +23,8 @@ namespace lode {
 enum class DraftClass : uint32_t { kHead = 0, kLookupShort = 1, kLookupLong = 2 };
 inline constexpr uint32_t kDraftClasses = 3;
 inline constexpr uint32_t kLookupLongMin = 8;  // matched tokens
+// Windows whose times a cost remembers: about a second of decoding.
+inline constexpr uint32_t kCostWindows = 32;
 constexpr DraftSource SourceOf(DraftClass c) {
   return c == DraftClass::kHead ? DraftSource::kHead : DraftSource::kLookup;
 }
@@ -34,21 +36,20 @@ struct PolicyConstants {
   // Before anything was measured: cost of one guess of the head in windows of one row (one layer of
   // many and the output matrix).
   double start_guess_cost = 0.06;
-  // A running mean forgets with this weight once it has 1 / weight observations; about a second of
-  // decoding.
-  double cost_weight = 1.0 / 32;
-  // A row count that was not seen for some windows is believed less: its next window counts
-  // `weight` more for every window between, at most half; after stale_after windows its mean starts
-  // anew. What was learned under another tier, split or load would stand in the way for minutes
-  // otherwise.
-  double age_weight = 1.0 / 128;
-  uint32_t stale_after = 128;
-  // One observation counts at most this many times the mean: a window that lost its core says
-  // nothing about rows.
-  double outlier = 4.0;
-  // Neutral acceptance before anything was offered, and how many trials it weighs.
-  double start_acceptance = 0.6, start_trials = 4;
-  // Trials count this much less with every later one: the last 50 or so matter.
+  // A cost is the mean of the middle half of the last windows (at most kCostWindows): one that lost
+  // its core says nothing about rows. A window weighs half after so many others, and nothing after
+  // cost_age_max: what was learned under another tier, split or load would stand in the way for
+  // minutes otherwise.
+  double cost_half_life = 128;
+  uint32_t cost_age_max = 512;
+  // A window that takes this many times its cost says nothing about misses either.
+  double outlier = 2.0;
+  // Neutral acceptance before anything was offered, and how many trials it weighs (of a sequence:
+  // what all sequences have). How many trials the rate over all depths weighs at one depth: rates
+  // given those before differ little by depth, and deep ones are reached seldom.
+  double start_acceptance = 0.6, start_trials = 8, depth_trials = 24;
+  // Trials count this much less with every later window that offered some: the last 50 or so
+  // matter.
   double acceptance_decay = 0.98;
   // Every n-th window of a sequence that offers nothing tries one draft: acceptance and costs may
   // have changed. Costs at most (cost of that window - 1) / n. At first, and when drafts have just
@@ -57,6 +58,9 @@ struct PolicyConstants {
   // Every n-th window that offers something tries one draft more or one less, in turn: keeps the
   // neighbours' costs fresh.
   uint32_t probe_every = 32;
+  // Every n-th of all tries goes through the other depths in turn, whatever they promise: a cost
+  // that was learned under another tier or load may hide the best depth behind a bad neighbour.
+  uint32_t far_every = 4;
   // Another number of rows must promise this much more than none at all: noise is no reason to
   // draft.
   double advantage_min = 1.01;
@@ -80,12 +84,17 @@ class WindowCosts {
   double miss_share() const { return miss_share_; }
 
  private:
+  struct Seen {
+    double ns, lookups, misses;
+    uint64_t window;  // windows_ then
+  };
   struct Cell {
-    double n = 0;  // observations, capped by forgetting
-    double ns = 0, lookups = 0, misses = 0;
-    uint64_t seen = 0;  // ObserveWindow's count at the last one
+    uint32_t n = 0, next = 0;  // of `seen`, a ring
+    std::array<Seen, kCostWindows> seen;
+    double ns = 0, lookups = 0, misses = 0;  // the cost
   };
   void Add(Cell* cell, double ns, double lookups, double misses) const;
+  void DropOld(Cell* cell) const;
   double AtPresentMisses(const Cell& cell) const;
   double Rows(uint32_t rows) const;
   double Depth(uint32_t depth) const;
@@ -103,16 +112,19 @@ class WindowCosts {
 };
 
 // How often drafts hold, by class and depth (1..kDraftsMax), each given that the one before held;
-// and how often the head, asked for a depth, is sure enough to guess it.
+// and how often the head, asked for a depth, is sure enough to guess it. One of each sequence and
+// one of all. A text has a rate of its own over all depths, learned quickly; a depth is better or
+// worse than that by a little, learned slowly and by all sequences together.
 class Acceptance {
  public:
   explicit Acceptance(const PolicyConstants& constants = {}) : k_(constants) {}
-  // `held` of `offered` drafts counted; the next one, if there was one, did not.
-  void Observe(DraftClass c, uint32_t offered, uint32_t held);
+  // `held` of `offered` drafts counted; the next one, if there was one, did not. `all`: learns as
+  // well, null when this is the one of all.
+  void Observe(DraftClass c, uint32_t offered, uint32_t held, Acceptance* all);
   // The head was asked for `wanted` guesses and gave `given`.
   void ObserveGuesses(uint32_t wanted, uint32_t given);
-  // Probability that the draft at `depth` holds, given those before. `prior`: what to believe
-  // before there are trials; null: the neutral start.
+  // Probability that the draft at `depth` holds, given those before. `prior`: of all sequences, to
+  // believe before there are trials; null: the neutral start.
   double Holds(DraftClass c, uint32_t depth, const Acceptance* prior) const;
   double Guessed(uint32_t depth, const Acceptance* prior) const;
 
@@ -127,8 +139,15 @@ class Acceptance {
       return (hits + prior * weight) / (trials + weight);
     }
   };
+  struct Rates {
+    Rate all;                                     // over all depths
+    std::array<Rate, kDraftsMax + 1> depth = {};  // [depth]
+    std::array<Rate, kDraftsMax + 1> usual = {};  // [depth] hits: what `all` said of those trials
+  };
+  void Add(DraftClass c, uint32_t offered, uint32_t held, double usual);
+  double Overall(DraftClass c, const Acceptance* prior) const;
   PolicyConstants k_;
-  std::array<std::array<Rate, kDraftsMax + 1>, kDraftClasses> holds_ = {};
+  std::array<Rates, kDraftClasses> holds_ = {};
   std::array<Rate, kDraftsMax + 1> guessed_ = {};
 };
 
@@ -150,33 +169,21 @@ uint32_t ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
                      const Acceptance& acceptance, const Acceptance& prior, uint32_t sequences,
                      uint32_t max);
 
-// When to try a draft although none pays: after explore_first idle windows, then after twice as
-// many, up to explore_every.
-class IdleExplorer {
- public:
-  void Declined() { ++idle_; }
-  bool Due(const PolicyConstants& constants) const { return idle_ + 1 >= Wait(constants); }
-  void Explored(const PolicyConstants& constants) {
-    idle_ = 0;
-    wait_ = std::min(2 * Wait(constants), constants.explore_every);
-  }
-
- private:
-  uint32_t Wait(const PolicyConstants& constants) const {
-    return wait_ != 0 ? wait_ : constants.explore_first;
-  }
-  uint32_t idle_ = 0, wait_ = 0;  // wait_ 0: explore_first
-};
-
-// Exploration of one sequence, window by window: turns the best depth into the one to ask for.
+// Exploration of one sequence, window by window: turns the best number of drafts into the one to
+// try. The same for guesses that are asked for and for drafts that are there anyway.
 class Explorer {
  public:
+  // best <= max. Where none pays (best 0) one draft is tried after explore_first windows, then
+  // after twice as many, up to explore_every.
   uint32_t Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants);
 
  private:
-  IdleExplorer idle_;
-  uint32_t busy_ = 0;
-  bool up_ = true;
+  // The next depth in turn when this try is one of the far ones, else `near`.
+  uint32_t Try(uint32_t near, uint32_t max, const PolicyConstants& constants);
+  uint32_t since_ = 0;  // windows since the last try
+  uint32_t wait_ = 0;   // idle windows before the next; 0: explore_first
+  uint32_t tries_ = 0, far_ = 0;
+  bool idle_ = true, up_ = true;
 };
 
 }  // namespace lode

@@ -26,7 +26,7 @@ struct SequenceDrafts {
   PromptLookup lookup;
   Acceptance acceptance;
   Explorer head_explorer;
-  IdleExplorer offers_explorer;  // of drafts that are there without being asked for
+  Explorer offers_explorer;  // of drafts that are there without being asked for
 };
 
 }  // namespace lode

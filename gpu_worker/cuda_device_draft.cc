@@ -4,6 +4,7 @@
 // Formulas: docs/design/drafts.md. See cuda_device_impl.h.
 #include <algorithm>
 
+#include "gpu_worker/cuda_buffers.h"
 #include "gpu_worker/cuda_device_impl.h"
 #include "kernels/cuda/draft.h"
 #include "kernels/kernel_table.h"
@@ -21,11 +22,7 @@ Status CudaDevice::EnableDrafts() {
     d.draft.forms.stride = std::max(d.draft.forms.stride, (bytes + 255) / 256 * 256);
   }
   d.draft.forms.rows = vectors;
-  const auto allocate = [&](const char* what, size_t bytes, auto** out) -> Status {
-    LODE_ASSIGN_OR_RETURN(void* memory, Allocate(what, bytes));
-    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
-    return OkStatus();
-  };
+  const DeviceBuffers allocate{*this};
   const size_t wide = size_t{c.WideWidth()} * kWindowRowsMax * sizeof(float);
   LODE_RETURN_IF_ERROR(allocate("draft embedding",
                                 size_t{c.hidden} * kWindowRowsMax * sizeof(float), &d.draft.embed));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "gpu_worker/cuda_buffers.h"
 #include "gpu_worker/cuda_lanes.h"
 #include "kernels/cuda/runtime.h"
 #include "shared/base/check.h"
@@ -47,16 +48,8 @@ CudaDrafter::~CudaDrafter() {
 }
 
 Status CudaDrafter::Allocate() {
-  const auto device = [&](const char* what, size_t bytes, auto** out) -> Status {
-    LODE_ASSIGN_OR_RETURN(void* memory, device_.Allocate(what, bytes));
-    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
-    return OkStatus();
-  };
-  const auto pinned = [&](const char* what, size_t bytes, auto** out) -> Status {
-    LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateZeroedPinned(bytes, what));
-    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
-    return OkStatus();
-  };
+  const DeviceBuffers device{device_};
+  const PinnedBuffers pinned;
   const size_t parts = size_t{kWindowRowsMax} * cuda::kGuessParts;
   LODE_RETURN_IF_ERROR(device("draft run", sizeof(cuda::DraftRunState), &state_));
   LODE_RETURN_IF_ERROR(

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpu_worker/cuda_api.h"
+#include "gpu_worker/cuda_buffers.h"
 #include "kernels/cuda/runtime.h"
 #include "shared/base/check.h"
 #include "shared/base/log.h"
@@ -84,16 +85,8 @@ CudaLanes::~CudaLanes() {
 }
 
 Status CudaLanes::Allocate() {
-  const auto device = [&](const char* what, size_t bytes, auto** out) -> Status {
-    LODE_ASSIGN_OR_RETURN(void* memory, device_.Allocate(what, bytes));
-    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
-    return OkStatus();
-  };
-  const auto pinned = [&](const char* what, size_t bytes, auto** out) -> Status {
-    LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateZeroedPinned(bytes, what));
-    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
-    return OkStatus();
-  };
+  const DeviceBuffers device{device_};
+  const PinnedBuffers pinned;
   const size_t vectors = layout_.vectors(), layers = arenas_.layers();
   const size_t residency = layers * arenas_.experts() * sizeof(uint16_t);
   cuda::LaneWindow* window = nullptr;

@@ -21,11 +21,11 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& mo
                                                    .context = options.context,
                                                    .drafts = options.drafts}));
   LODE_ASSIGN_OR_RETURN(e->weights_, ModelWeights::Load(*e->source_, *e->device_, nullptr));
-  e->blocks_per_slot_ = (options.context + kKvBlockCells - 1) / kKvBlockCells;
+  e->slots_ = LocalSlots(options.slots, options.context);
   LODE_ASSIGN_OR_RETURN(e->state_,
                         SequenceState::Create(config, *e->device_,
                                               {.slots = options.slots,
-                                               .kv_blocks = options.slots * e->blocks_per_slot_,
+                                               .kv_blocks = e->slots_.kv_blocks(),
                                                .context = options.context,
                                                .kv_type = options.kv_type,
                                                .drafts = options.drafts}));
@@ -36,15 +36,6 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(const std::string& mo
   LODE_ASSIGN_OR_RETURN(
       e->forward_, Forward::Create(config, e->weights_, *e->device_, *e->state_, e->ple_.get()));
   if (options.drafts) LODE_RETURN_IF_ERROR(e->LoadDrafter(options));
-  e->epochs_.assign(options.slots, 1);
-  e->committed_.assign(options.slots, 0);
-  e->kv_blocks_.resize(options.slots);
-  // Blocks of the slots interleave, so that a mistake in the block table cannot hide behind
-  // contiguous memory.
-  for (uint32_t b = 0; b < e->blocks_per_slot_; ++b) {
-    for (uint32_t s = 0; s < options.slots; ++s)
-      e->kv_blocks_[s].push_back(b * options.slots + (options.slots - 1 - s));
-  }
   e->stage_ns_.assign(kStages, 0);
   return e;
 }
@@ -70,57 +61,21 @@ StatusOr<WindowOutcome> LocalEngine::Draft(std::span<const LocalDraftRow> rows, 
   if (drafter_ == nullptr) return FailedPrecondition("the engine was made without drafts");
   if (rows.size() > kWindowRowsMax)
     return InvalidArgument("{} rows do not fit one pass of {}", rows.size(), kWindowRowsMax);
-  StepParams params = {};
-  for (const LocalDraftRow& r : rows) {
-    if (params.n_seqs == 0 || params.seqs[params.n_seqs - 1].slot != r.slot) {
-      params.seqs[params.n_seqs++] = {
-          .slot = r.slot, .committed = r.position, .first_row = params.n_rows, .n_rows = 0};
-    }
-    ++params.seqs[params.n_seqs - 1].n_rows;
-    params.rows[params.n_rows++] = {params.n_seqs - 1, r.position, r.token, r.needs_logits ? 1u : 0u,
-                                    r.source};
-  }
-  return drafter_->Step(params, chained ? drafter_->wide() : forward_->wide());
+  return drafter_->Step(DraftParams(rows), chained ? drafter_->wide() : forward_->wide());
 }
 
-void LocalEngine::AddSequence(uint32_t slot, WindowPlan* plan) const {
-  SequencePlan& q = plan->seqs[plan->n_seqs++];
-  q.epoch = epochs_[slot];
-  q.slot = slot;
-  q.committed = committed_[slot];
-  q.block_count = blocks_per_slot_;
-}
-
-StatusOr<WindowOutcome> LocalEngine::RunPlan(const WindowPlan& plan, ExpertLanes* lanes) {
-  const uint32_t* blocks[kWindowRowsMax] = {};
-  for (uint32_t i = 0; i < plan.n_seqs; ++i) blocks[i] = kv_blocks_[plan.seqs[i].slot].data();
-  StepParams params;
-  uint32_t row_of[kWindowRowsMax];
-  LODE_RETURN_IF_ERROR(state_->Stage(plan, blocks, &params, row_of));
+WindowOutcome LocalEngine::RunWindow(const StepParams& params, ExpertLanes* lanes) {
   return forward_->Run(params, lanes == nullptr ? *lanes_ : *lanes, stage_ns_.data());
 }
 
 StatusOr<WindowOutcome> LocalEngine::Run(std::span<const LocalRow> rows, ExpertLanes* lanes) {
-  if (rows.size() > kWindowRowsMax)
-    return InvalidArgument("{} rows do not fit one window of {}", rows.size(), kWindowRowsMax);
-  WindowPlan plan = {};
-  for (const LocalRow& r : rows) {
-    if (r.slot >= epochs_.size()) return InvalidArgument("slot {} of {}", r.slot, epochs_.size());
-    if (plan.n_seqs == 0 || plan.seqs[plan.n_seqs - 1].slot != r.slot) AddSequence(r.slot, &plan);
-    RowPlan& row = plan.rows[plan.n_rows++];
-    row.seq_index = plan.n_seqs - 1;
-    row.position = r.position;
-    row.token = r.token;
-    row.kind = RowKind::kPrompt;
-    row.needs_logits = r.needs_logits;
-  }
-  return RunPlan(plan, lanes);
+  LODE_ASSIGN_OR_RETURN(const StepParams params, slots_.Stage(rows, state_.get()));
+  return RunWindow(params, lanes);
 }
 
 StatusOr<WindowOutcome> LocalEngine::Flush(uint32_t slot) {
-  WindowPlan plan = {};
-  AddSequence(slot, &plan);
-  return RunPlan(plan, nullptr);
+  LODE_ASSIGN_OR_RETURN(const StepParams params, slots_.StageFlush(slot, state_.get()));
+  return RunWindow(params, nullptr);
 }
 
 }  // namespace lode

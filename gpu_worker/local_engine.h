@@ -12,6 +12,7 @@
 #include "gpu_worker/drafter.h"
 #include "gpu_worker/forward.h"
 #include "gpu_worker/local_expert_lanes.h"
+#include "gpu_worker/local_slots.h"
 #include "gpu_worker/model_weights.h"
 #include "gpu_worker/ple_rows.h"
 #include "gpu_worker/sequence_state.h"
@@ -32,38 +33,16 @@ struct LocalEngineOptions {
   std::vector<int32_t> draft_vocabulary = {};  // empty: all tokens
 };
 
-// One row to compute: the sequence in `slot` gets `token` at `position`. Rows of a slot are
-// adjacent and ascending.
-struct LocalRow {
-  uint32_t slot;
-  uint32_t position;
-  int32_t token;
-  bool needs_logits = true;
-};
-
-// One row of the draft head: the residual of `position` (row `source` of the buffer given to Draft)
-// with the token at position + 1. Rows as in LocalRow.
-struct LocalDraftRow {
-  uint32_t slot;
-  uint32_t position;
-  int32_t token;
-  uint32_t source;
-  bool needs_logits = true;
-};
-
 class LocalEngine {
  public:
   static StatusOr<std::unique_ptr<LocalEngine>> Create(const std::string& model,
                                                        const LocalEngineOptions& options);
 
   // Empties the slot: the next row stands at position 0.
-  void Restart(uint32_t slot) {
-    ++epochs_[slot];
-    committed_[slot] = 0;
-  }
+  void Restart(uint32_t slot) { slots_.Restart(slot); }
   // Rows of the slot below `position` are accepted, all others are rejected. Takes effect with the
   // slot's next rows or flush.
-  void Commit(uint32_t slot, uint32_t position) { committed_[slot] = position; }
+  void Commit(uint32_t slot, uint32_t position) { slots_.Commit(slot, position); }
   // One window, at most kWindowRowsMax rows; a slot's first row stands at its committed position.
   // `lanes` null: the engine's own.
   StatusOr<WindowOutcome> Run(std::span<const LocalRow> rows, ExpertLanes* lanes = nullptr);
@@ -92,9 +71,8 @@ class LocalEngine {
 
  private:
   LocalEngine() = default;
-  StatusOr<WindowOutcome> RunPlan(const WindowPlan& plan, ExpertLanes* lanes);
+  WindowOutcome RunWindow(const StepParams& params, ExpertLanes* lanes);
   Status LoadDrafter(const LocalEngineOptions& options);
-  void AddSequence(uint32_t slot, WindowPlan* plan) const;
 
   std::unique_ptr<ModelSource> source_;
   std::unique_ptr<CpuDevice> device_;
@@ -106,10 +84,7 @@ class LocalEngine {
   DraftWeights draft_weights_ = {};
   std::unique_ptr<LocalExpertLanes> draft_lanes_;
   std::unique_ptr<Drafter> drafter_;
-  uint32_t blocks_per_slot_ = 0;
-  std::vector<uint64_t> epochs_;                  // [slot]
-  std::vector<uint32_t> committed_;               // [slot]
-  std::vector<std::vector<uint32_t>> kv_blocks_;  // [slot]
+  LocalSlots slots_;
   std::vector<uint64_t> stage_ns_;
 };
 

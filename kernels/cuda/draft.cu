@@ -190,23 +190,23 @@ LODE_KERNEL(kThreads) DraftEndKernel(DraftEndArgs a) {
 }  // namespace
 
 void LaunchDraftNorm(CUstream_st* stream, const DraftNormArgs& args, uint32_t n_rows) {
-  Launch(stream, {1 + args.parts, n_rows}, kThreads, 0, &DraftNormKernel, args);
+  LaunchAhead(stream, {1 + args.parts, n_rows}, kThreads, 0, &DraftNormKernel, args);
 }
 void LaunchDraftJoin(CUstream_st* stream, const DraftJoinArgs& args, uint32_t n_rows) {
-  Launch(stream, {(2 * args.hidden + kThreads - 1) / kThreads, args.streams, n_rows}, kThreads, 0,
-         &DraftJoinKernel, args);
+  LaunchAhead(stream, {(2 * args.hidden + kThreads - 1) / kThreads, args.streams, n_rows}, kThreads,
+              0, &DraftJoinKernel, args);
 }
 void LaunchDraftList(CUstream_st* stream, const DraftListArgs& args, uint32_t n_rows) {
-  Launch(stream, {1}, kThreads, 0, &DraftListKernel, args, n_rows);
+  LaunchAhead(stream, {1}, kThreads, 0, &DraftListKernel, args, n_rows);
 }
 void LaunchDraftBegin(CUstream_st* stream, DraftRunState* state, const DraftRun* pinned) {
-  Launch(stream, {1}, kWarp, 0, &DraftBeginKernel, state, pinned);
+  LaunchAhead(stream, {1}, kWarp, 0, &DraftBeginKernel, state, pinned);
 }
 void LaunchDraftLink(CUstream_st* stream, const DraftLinkArgs& args) {
-  Launch(stream, {1}, kWarp, 0, &DraftLinkKernel, args);
+  LaunchAhead(stream, {1}, kWarp, 0, &DraftLinkKernel, args);
 }
 void LaunchDraftEnd(CUstream_st* stream, const DraftEndArgs& args, uint32_t n_rows) {
-  Launch(stream, {kEndBlocksPerRow, n_rows}, kThreads, 0, &DraftEndKernel, args);
+  LaunchAhead(stream, {kEndBlocksPerRow, n_rows}, kThreads, 0, &DraftEndKernel, args);
 }
 
 }  // namespace lode::cuda

@@ -113,11 +113,11 @@ StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Create(const std::string& mode
   LODE_ASSIGN_OR_RETURN(e->device_,
                         CudaDevice::Create(config, {.ordinal = 0, .context = options.context}));
   LODE_ASSIGN_OR_RETURN(e->weights_, ModelWeights::Load(*e->source_, *e->device_, nullptr));
-  e->blocks_per_slot_ = (options.context + kKvBlockCells - 1) / kKvBlockCells;
+  e->slots_ = LocalSlots(options.slots, options.context);
   LODE_ASSIGN_OR_RETURN(e->state_,
                         SequenceState::Create(config, *e->device_,
                                               {.slots = options.slots,
-                                               .kv_blocks = options.slots * e->blocks_per_slot_,
+                                               .kv_blocks = e->slots_.kv_blocks(),
                                                .context = options.context,
                                                .kv_type = options.kv_type,
                                                .drafts = options.drafts}));
@@ -128,13 +128,6 @@ StatusOr<std::unique_ptr<CudaEngine>> CudaEngine::Create(const std::string& mode
   LODE_ASSIGN_OR_RETURN(
       e->forward_, Forward::Create(config, e->weights_, *e->device_, *e->state_, e->ple_.get()));
   if (options.drafts) LODE_RETURN_IF_ERROR(e->LoadDrafter(options));
-  e->epochs_.assign(options.slots, 1);
-  e->committed_.assign(options.slots, 0);
-  e->kv_blocks_.resize(options.slots);
-  for (uint32_t b = 0; b < e->blocks_per_slot_; ++b) {
-    for (uint32_t s = 0; s < options.slots; ++s)
-      e->kv_blocks_[s].push_back(b * options.slots + (options.slots - 1 - s));
-  }
   return e;
 }
 
@@ -150,20 +143,6 @@ Status CudaEngine::LoadDrafter(const LocalEngineOptions& options) {
   LODE_ASSIGN_OR_RETURN(drafter_, Drafter::Create(config(), draft_weights_, weights_, *device_,
                                                   state_->draft_attention(), *draft_lanes_));
   return OkStatus();
-}
-
-StepParams DraftParams(std::span<const LocalDraftRow> rows) {
-  StepParams params = {};
-  for (const LocalDraftRow& r : rows) {
-    if (params.n_seqs == 0 || params.seqs[params.n_seqs - 1].slot != r.slot) {
-      params.seqs[params.n_seqs++] = {
-          .slot = r.slot, .committed = r.position, .first_row = params.n_rows, .n_rows = 0};
-    }
-    ++params.seqs[params.n_seqs - 1].n_rows;
-    params.rows[params.n_rows++] = {params.n_seqs - 1, r.position, r.token,
-                                    r.needs_logits ? 1u : 0u, r.source};
-  }
-  return params;
 }
 
 StatusOr<WindowOutcome> CudaEngine::Draft(std::span<const LocalDraftRow> rows, bool chained) {
@@ -182,41 +161,14 @@ std::vector<float> CudaEngine::draft_residual() {
   return values;
 }
 
-void CudaEngine::AddSequence(uint32_t slot, WindowPlan* plan) const {
-  SequencePlan& q = plan->seqs[plan->n_seqs++];
-  q.epoch = epochs_[slot];
-  q.slot = slot;
-  q.committed = committed_[slot];
-  q.block_count = blocks_per_slot_;
-}
-
-StatusOr<WindowOutcome> CudaEngine::RunPlan(const WindowPlan& plan) {
-  const uint32_t* blocks[kWindowRowsMax] = {};
-  for (uint32_t i = 0; i < plan.n_seqs; ++i) blocks[i] = kv_blocks_[plan.seqs[i].slot].data();
-  StepParams params;
-  uint32_t row_of[kWindowRowsMax];
-  LODE_RETURN_IF_ERROR(state_->Stage(plan, blocks, &params, row_of));
+StatusOr<WindowOutcome> CudaEngine::Run(std::span<const LocalRow> rows) {
+  LODE_ASSIGN_OR_RETURN(const StepParams params, slots_.Stage(rows, state_.get()));
   return forward_->Run(params, *lanes_, nullptr);
 }
 
-StatusOr<WindowOutcome> CudaEngine::Run(std::span<const LocalRow> rows) {
-  WindowPlan plan = {};
-  for (const LocalRow& r : rows) {
-    if (plan.n_seqs == 0 || plan.seqs[plan.n_seqs - 1].slot != r.slot) AddSequence(r.slot, &plan);
-    RowPlan& row = plan.rows[plan.n_rows++];
-    row.seq_index = plan.n_seqs - 1;
-    row.position = r.position;
-    row.token = r.token;
-    row.kind = RowKind::kPrompt;
-    row.needs_logits = r.needs_logits;
-  }
-  return RunPlan(plan);
-}
-
 StatusOr<WindowOutcome> CudaEngine::Flush(uint32_t slot) {
-  WindowPlan plan = {};
-  AddSequence(slot, &plan);
-  return RunPlan(plan);
+  LODE_ASSIGN_OR_RETURN(const StepParams params, slots_.StageFlush(slot, state_.get()));
+  return forward_->Run(params, *lanes_, nullptr);
 }
 
 std::vector<float> CudaEngine::logits(uint32_t row) {

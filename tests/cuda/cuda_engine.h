@@ -62,11 +62,8 @@ class CudaEngine {
  public:
   static StatusOr<std::unique_ptr<CudaEngine>> Create(const std::string& model,
                                                       const LocalEngineOptions& options);
-  void Restart(uint32_t slot) {
-    ++epochs_[slot];
-    committed_[slot] = 0;
-  }
-  void Commit(uint32_t slot, uint32_t position) { committed_[slot] = position; }
+  void Restart(uint32_t slot) { slots_.Restart(slot); }
+  void Commit(uint32_t slot, uint32_t position) { slots_.Commit(slot, position); }
   StatusOr<WindowOutcome> Run(std::span<const LocalRow> rows);
   StatusOr<WindowOutcome> Flush(uint32_t slot);
   // One pass of the draft head, as LocalEngine::Draft.
@@ -86,8 +83,6 @@ class CudaEngine {
 
  private:
   Status LoadDrafter(const LocalEngineOptions& options);
-  StatusOr<WindowOutcome> RunPlan(const WindowPlan& plan);
-  void AddSequence(uint32_t slot, WindowPlan* plan) const;
 
   std::unique_ptr<ModelSource> source_;
   std::unique_ptr<CudaDevice> device_;
@@ -100,13 +95,7 @@ class CudaEngine {
   DraftWeights draft_weights_ = {};
   std::unique_ptr<CudaDraftLanes> draft_lanes_;
   std::unique_ptr<Drafter> drafter_;
-  uint32_t blocks_per_slot_ = 0;
-  std::vector<uint64_t> epochs_;
-  std::vector<uint32_t> committed_;
-  std::vector<std::vector<uint32_t>> kv_blocks_;
+  LocalSlots slots_;
 };
-
-// A pass of the draft head as LocalEngine::Draft stages it.
-StepParams DraftParams(std::span<const LocalDraftRow> rows);
 
 }  // namespace lode::testing

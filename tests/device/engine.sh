@@ -14,8 +14,9 @@
 # A section that fails or takes too long does not stop the others. Logs: OUTDIR/SECTION.log; table: OUTDIR/engine.txt. Exit status:
 # 0 when every section passed.
 # Sections that only run when named, and the programs they need beside the others: drafts (bits of guessing: cuda_kernels_test
-# cuda_draft_worker_test cuda_no_trace_test draft_matrix_test), acceptance (draft_speed_test), replay (draft_replay_test; a full-shape
-# model is made, 45 s; LODE_REPLAY_MODEL names another one).
+# cuda_draft_worker_test cuda_no_trace_test draft_matrix_test), draft_sanitize (cuda_kernels_test under memcheck, initcheck and
+# racecheck), acceptance (draft_speed_test), replay (draft_replay_test; a full-shape model is made, 40 s; LODE_REPLAY_MODEL names
+# another one).
 set -u
 out=${1:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}
 bundle=$(cd "${2:?usage: tests/device/engine.sh OUTDIR BUNDLE [SECTION...]}" && pwd)
@@ -57,6 +58,16 @@ chat() {  # the command line through a private stack, cuda against cpu: same tex
   done
   cmp "$out/chat.cpu.txt" "$out/chat.cuda.txt" && cat "$out/chat.cuda.txt"
 }
+# One pass of the draft head for several sequences, and picks of odd logits. Kernels are loaded lazily: see racecheck below.
+sanitize_drafts() {
+  local tool bad=0
+  for tool in memcheck initcheck racecheck; do
+    echo "== $tool, $(date +%T)"
+    CUDA_MODULE_LOADING=LAZY compute-sanitizer --error-exitcode 1 --tool $tool "$bin/cuda_kernels_test" --gtest_brief=1 \
+      --gtest_filter="${LODE_DRAFT_SANITIZE_FILTER:-CudaGuessTest.Ties*:CudaGuessTest.Rows*:CudaDraftTest.Several*}" || bad=1
+  done
+  return $bad
+}
 run() {
   case $1 in
     probe) "$bin/lode-gpu-worker" --probe 3>&1; nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader; nproc; free -g | sed -n 2p ;;
@@ -66,6 +77,7 @@ run() {
     drafts) "$bin/cuda_kernels_test" --gtest_filter='CudaDraft*:CudaGuess*' --gtest_brief=1 &&
       "$bin/cuda_draft_worker_test" --gtest_brief=1 && "$bin/cuda_no_trace_test" --gtest_brief=1 &&
       "$bin/draft_matrix_test" --gtest_brief=1 ;;
+    draft_sanitize) sanitize_drafts ;;
     acceptance) "$bin/draft_speed_test" --gtest_brief=1 ;;
     replay) LODE_REPLAY_MODEL=${LODE_REPLAY_MODEL:-$flagship,pack=q2_0,mtp=1} "$bin/draft_replay_test" --gtest_brief=1 ;;
     bits_synth) LODE_BITS=${LODE_BITS:-40} "$bin/bit_matrix_test" synth ;;
@@ -90,6 +102,7 @@ run() {
 }
 export -f run bench budget sanitize chat
 export bin bundle flagship gib layers out
+export -f sanitize_drafts
 
 failed=0
 for section in "${sections[@]}"; do
@@ -105,7 +118,7 @@ for section in "${sections[@]}"; do
     probe) tail -n 6 "$out/$section.log" ;;
     doorbell) grep -E "doorbell|stopped" "$out/$section.log" ;;
     link) tail -n 60 "$out/$section.log" ;;
-    *check) grep -E "ERROR SUMMARY|RACECHECK SUMMARY|tests ran|PASSED|FAILED" "$out/$section.log" ;;
+    *check | draft_sanitize) grep -E "ERROR SUMMARY|RACECHECK SUMMARY|tests ran|PASSED|FAILED" "$out/$section.log" ;;
     bits_*) tail -n 1 "$out/$section.log" ;;
     chat) tail -n 4 "$out/$section.log" ;;
     bench_* | vram_*) grep -E "^\[|stages|ceiling|swaps|ready|failed|vram|nodes" "$out/$section.log" | grep -v "\[info\]" ;;

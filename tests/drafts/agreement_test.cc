@@ -1,12 +1,17 @@
-// How often the draft head agrees with the model, with the true text fed to both: share of positions
-// where the head's best token at depth 1, 2, 3 is the model's best token for the same place. The
-// reference figures were measured on windows of 2,048 tokens of the same kinds of text
-// (tests/models/README.md). The text here is that of the model's routing trace, whole documents
-// of one kind behind each other, cut into such windows. LODE_AGREEMENT=full runs all 62,000 tokens,
-// and judges them within a point (minutes); without it two windows of each kind are judged within five.
-// The reference figures are those of the master model in float arithmetic: with LODE_SHARED_MODELS
-// (folder of demo-q8_0.gguf and demo-mtp-q8_0.gguf) that one is measured, else the repository's
-// 4-bit model in the arithmetic that serves.
+// How often the draft head agrees with the model, with the true text fed to both: share of
+// positions where the head's best token at depth 1, 2, 3 is the model's best token for the same
+// place. The text is that of the model's routing trace, whole documents of one kind behind each
+// other, cut into windows of 2,048 tokens as in the reference measurement (tests/models/README.md),
+// which had other text of the same kinds.
+//  - LODE_AGREEMENT=full runs all 62,400 tokens (minutes): the whole trace must be within one point
+//  of the
+//    reference's figures, weighted by the trace's kinds, and so must every kind but chat (see
+//    kKinds).
+//  - Without it the first two windows of a kind must be within one point of what the master model
+//  in
+//    float arithmetic has in exactly these windows (Kind::sample).
+// LODE_SHARED_MODELS (folder of demo-q8_0.gguf and demo-mtp-q8_0.gguf) measures that master model,
+// else it is the repository's 4-bit model in the arithmetic that serves.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -24,19 +29,25 @@ constexpr uint32_t kDepths = 3;
 constexpr uint32_t kWindow = 2048, kSampleWindows = 2;
 constexpr int32_t kEndOfText = 8187;  // between documents
 constexpr double kPoint = 0.01;
-// The sample is 2 of 8 to 13 windows of a kind, and windows differ: the first two of English agree in
-// 0.704 at depth 1, all of them in 0.742. So the sample sees a broken head, not a shifted one (the
-// logits' exactness is draft_head_test's business); all windows are judged within one point.
-constexpr double kSamplePoints = 5 * kPoint;
 
 struct Kind {
   const char* name;
-  double figures[kDepths];
-  double loss;  // of the model, nats per token: how hard the reference's text is
+  double figures[kDepths];  // of the reference, on its own text of this kind
+  double loss;              // of the model there, nats per token: how hard that text is
+  uint32_t tokens;          // of the routing trace: this kind's weight in the whole
+  // How near all of the trace's text must come. The trace's chat is harder than the reference's:
+  // the model's loss is 1.90 nats a token on it and 1.67 there (code 1.62 and 1.70, English 2.09
+  // and 2.11). The master model in float arithmetic, which has the reference's logits within 1e-5,
+  // is 1.8, 1.2 and 1.1 points below in chat, so one point would judge the text.
+  double near;
+  // Of the first two windows, by the master model in float arithmetic: what this test prints with
+  // LODE_SHARED_MODELS.
+  double sample[kDepths];
 };
-constexpr Kind kKinds[] = {{"code", {.780, .760, .747}, 1.702},
-                           {"English", {.744, .719, .704}, 2.110},
-                           {"chat", {.778, .759, .746}, 1.669}};
+constexpr Kind kKinds[] = {
+    {"code", {.780, .760, .747}, 1.702, 26'462, kPoint, {.8031, .7727, .7594}},
+    {"English", {.744, .719, .704}, 2.110, 19'875, kPoint, {.7069, .6830, .6631}},
+    {"chat", {.778, .759, .746}, 1.669, 16'063, 2 * kPoint, {.7704, .7578, .7455}}};
 
 struct Counts {
   uint64_t hits[kDepths] = {}, all[kDepths] = {};
@@ -88,7 +99,43 @@ void RunWindow(LocalEngine& engine, const std::vector<int32_t>& ids, Counts* cou
 }
 
 double Share(const Counts& c, uint32_t depth) {
-  return static_cast<double>(c.hits[depth]) / static_cast<double>(std::max<uint64_t>(1, c.all[depth]));
+  return static_cast<double>(c.hits[depth]) /
+         static_cast<double>(std::max<uint64_t>(1, c.all[depth]));
+}
+
+// A kind's lines, and its judgement.
+void Report(const Kind& kind, const Counts& counts) {
+  std::printf("figure: text of %s: loss %.3f (reference's text %.3f)\n", kind.name,
+              counts.loss / static_cast<double>(counts.losses), kind.loss);
+  for (uint32_t depth = 0; depth < kDepths; ++depth) {
+    const double share = Share(counts, depth);
+    const double aim = Full() ? kind.figures[depth] : kind.sample[depth];
+    std::printf("figure: teacher-forced agreement %-8s depth %u: %.4f (%s %.4f, %llu tokens)\n",
+                kind.name, depth + 1, share, Full() ? "reference" : "master model here", aim,
+                static_cast<unsigned long long>(counts.all[depth]));
+    EXPECT_NEAR(share, aim, Full() ? kind.near : kPoint) << kind.name << ", depth " << depth + 1;
+  }
+  std::fflush(stdout);
+}
+
+// All tokens of the trace against the reference's figures, each kind with its share of the trace.
+void ReportWhole(std::span<const Counts> of_kinds) {
+  for (uint32_t depth = 0; depth < kDepths; ++depth) {
+    Counts all;
+    double aim = 0, tokens = 0;
+    for (size_t k = 0; k < of_kinds.size(); ++k) {
+      all.hits[depth] += of_kinds[k].hits[depth];
+      all.all[depth] += of_kinds[k].all[depth];
+      aim += kKinds[k].figures[depth] * kKinds[k].tokens;
+      tokens += kKinds[k].tokens;
+    }
+    aim /= tokens;
+    std::printf(
+        "figure: teacher-forced agreement, whole trace, depth %u: %.4f (reference %.4f, %llu "
+        "tokens)\n",
+        depth + 1, Share(all, depth), aim, static_cast<unsigned long long>(all.all[depth]));
+    EXPECT_NEAR(Share(all, depth), aim, kPoint) << "depth " << depth + 1;
+  }
 }
 
 // Windows of one kind of text.
@@ -127,21 +174,13 @@ TEST(Agreement, HeadAgreesWithTheModelAsOftenAsInTheReference) {
   ASSERT_TRUE(engine.ok()) << engine.status();
   auto text = ReadNpz(std::string(LODE_SOURCE_DIR) + "/tests/data/drafts/text.npz");
   ASSERT_TRUE(text.ok()) << text.status();
+  Counts counts[std::size(kKinds)];
   for (uint32_t k = 0; k < std::size(kKinds); ++k) {
-    const Kind& kind = kKinds[k];
-    Counts counts;
-    for (const std::vector<int32_t>& window : Windows(*text, k)) RunWindow(**engine, window, &counts);
-    std::printf("figure: text of %s: loss %.3f (reference's text %.3f)\n", kind.name,
-                counts.loss / static_cast<double>(counts.losses), kind.loss);
-    for (uint32_t depth = 0; depth < kDepths; ++depth) {
-      std::printf(
-          "figure: teacher-forced agreement %-8s depth %u: %.3f (reference %.3f, %llu tokens)\n",
-          kind.name, depth + 1, Share(counts, depth), kind.figures[depth],
-          static_cast<unsigned long long>(counts.all[depth]));
-      EXPECT_NEAR(Share(counts, depth), kind.figures[depth], Full() ? kPoint : kSamplePoints)
-          << kind.name << ", depth " << depth + 1;
-    }
+    for (const std::vector<int32_t>& window : Windows(*text, k))
+      RunWindow(**engine, window, &counts[k]);
+    Report(kKinds[k], counts[k]);
   }
+  if (Full()) ReportWhole(counts);
 }
 
 }  // namespace

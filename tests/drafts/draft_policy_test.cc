@@ -7,21 +7,26 @@
 
 #include <cstdio>
 #include <random>
+#include <string>
 
 namespace lode {
 namespace {
+
+constexpr double kNear = 0.97;  // of the best fixed number of drafts
 
 using Costs = std::array<double, kWindowRowsMax + 1>;  // [rows] ns
 
 // A machine and a text: what windows and guesses cost, how often a draft holds at each depth.
 struct World {
-  const char* name;
+  std::string name;
   Costs window;
   double guess;   // per depth
   double follow;  // when nothing is guessed
-  double holds[kDraftsMax];
+  std::array<double, kDraftsMax> holds;
   double noise = 0.05;  // relative standard deviation of a window's time
+  double lost = 0;      // share of windows that lost a core for a while and take kLostTimes as long
 };
+constexpr double kLostTimes = 3;
 
 Costs Line(double first, double step) {
   Costs c = {};
@@ -34,206 +39,294 @@ Costs Table(std::initializer_list<double> values) {
   for (const double v : values) c[r++] = v * 1e6;
   return c;
 }
+std::array<double, kDraftsMax> Always(double holds) {
+  std::array<double, kDraftsMax> all;
+  all.fill(holds);
+  return all;
+}
+
+double TokensWith(const World& world, uint32_t n) {
+  double tokens = 1, reach = 1;
+  for (uint32_t i = 0; i < n; ++i) tokens += reach *= world.holds[i];
+  return tokens;
+}
+// Expected tokens per ns with always n drafts; `guessed`: by the head, which takes its time.
+double RateOf(const World& world, uint32_t n, bool guessed) {
+  const double drafting = !guessed ? 0 : (n == 0 ? world.follow : world.guess * n);
+  return TokensWith(world, n) / (world.window[1 + n] + drafting);
+}
+uint32_t BestOf(const World& world, bool guessed) {
+  uint32_t best = 0;
+  for (uint32_t n = 1; n <= kDraftsMax; ++n)
+    best = RateOf(world, n, guessed) > RateOf(world, best, guessed) ? n : best;
+  return best;
+}
 
 struct Score {
-  double seconds = 0, tokens = 0;
-  double rate() const { return tokens / seconds; }
+  double ns = 0, tokens = 0;
+  std::array<uint32_t, kDraftsMax + 1> drafts = {};  // windows by number of drafts verified
+  double rate() const { return tokens / ns; }
+  uint32_t usual() const {
+    return static_cast<uint32_t>(std::max_element(drafts.begin(), drafts.end()) - drafts.begin());
+  }
 };
 
-// `fixed` < 0: the policy decides; else that many drafts, always.
-Score Simulate(const World& world, int fixed, uint32_t windows, uint32_t seed) {
-  const PolicyConstants k;
-  WindowCosts costs(k);
-  Acceptance mine(k), all(k);
-  Explorer explorer;
-  std::mt19937 random(seed);
-  std::normal_distribution<double> noise(1, world.noise);
-  std::uniform_real_distribution<double> uniform;
-  Score score;
-  uint32_t available = 0;  // guesses made behind the window before
-  bool explore = false;
-  for (uint32_t w = 0; w < windows; ++w) {
-    uint32_t take = available;
-    if (fixed < 0 && !explore) {
-      DraftOffer offer;
-      offer.n = available;
-      for (uint32_t i = 0; i < available; ++i)
-        offer.holds[i] = mine.Holds(DraftClass::kHead, i + 1, &all);
-      take = ChooseDrafts(costs, k, 1, 1, kWindowRowsMax - 1, std::span(&offer, 1))[0];
-    }
-    uint32_t held = 0;
-    while (held < take && uniform(random) < world.holds[held]) ++held;
-    uint32_t ask = static_cast<uint32_t>(std::max(fixed, 0));
-    if (fixed < 0) {
-      const uint32_t best = ChooseDepth(costs, k, mine, all, 1, kDraftsMax);
-      ask = explorer.Adjust(best, kDraftsMax, k);
-      explore = ask > best;
-    }
-    const double window = world.window[1 + take] * std::max(0.5, noise(random));
-    const double drafting = ask == 0 ? world.follow : world.guess * ask;
-    score.tokens += 1 + held;
-    score.seconds += window + drafting;
-    costs.ObserveWindow(1 + take, static_cast<uint64_t>(window), 0, 0);
-    costs.ObserveDrafting(ask, static_cast<uint64_t>(drafting));
-    mine.Observe(DraftClass::kHead, take, held);
-    all.Observe(DraftClass::kHead, take, held);
-    if (ask > 0) {
-      mine.ObserveGuesses(ask, ask);
-      all.ObserveGuesses(ask, ask);
-    }
-    available = ask;
+// Where drafts come from: the head, asked for, or there anyway (lookups, replayed answers).
+enum class From { kHead, kThere };
+
+// A scheduler with one sequence: what DraftPlanner does, with chance in place of a model and a
+// world in place of a machine.
+class Player {
+ public:
+  Player(From from, uint32_t seed) : from_(from), random_(seed), costs_(k_), mine_(k_), all_(k_) {}
+
+  // Another text: what all sequences taught stays.
+  void NewSequence() {
+    mine_ = Acceptance(k_);
+    explorer_ = {};
+    available_ = 0;
+    explore_ = false;
   }
-  return score;
-}
+  // `fixed` < 0: the policy decides; else that many drafts, always. `slowed`: more time for every
+  // draft, in windows.
+  Score Run(const World& world, uint32_t windows, int fixed = -1, double slowed = 0) {
+    Score score;
+    std::normal_distribution<double> noise(1, world.noise);
+    for (uint32_t w = 0; w < windows; ++w) {
+      const uint32_t take = fixed < 0 ? Take() : static_cast<uint32_t>(fixed);
+      uint32_t held = 0;
+      while (held < take && uniform_(random_) < world.holds[held]) ++held;
+      const double window = world.window[1 + take] * std::max(0.5, noise(random_)) *
+                            (1 + slowed * take) *
+                            (world.lost > 0 && uniform_(random_) < world.lost ? kLostTimes : 1);
+      const uint32_t ask =
+          from_ == From::kThere ? 0 : (fixed < 0 ? Ask() : static_cast<uint32_t>(fixed));
+      const double drafting =
+          from_ == From::kThere ? 0 : (ask == 0 ? world.follow : world.guess * ask);
+      score.tokens += 1 + held;
+      score.ns += window + drafting;
+      ++score.drafts[take];
+      costs_.ObserveWindow(1 + take, static_cast<uint64_t>(window), 0, 0);
+      mine_.Observe(DraftClass::kHead, take, held, &all_);
+      if (from_ == From::kThere) continue;
+      costs_.ObserveDrafting(ask, static_cast<uint64_t>(drafting));
+      if (ask > 0) {
+        mine_.ObserveGuesses(ask, ask);
+        all_.ObserveGuesses(ask, ask);
+      }
+      available_ = ask;
+    }
+    return score;
+  }
+
+ private:
+  uint32_t Take() {
+    if (from_ == From::kHead && explore_) return available_;
+    DraftOffer offer;
+    offer.n = from_ == From::kHead ? available_ : kDraftsMax;
+    for (uint32_t i = 0; i < offer.n; ++i)
+      offer.holds[i] = mine_.Holds(DraftClass::kHead, i + 1, &all_);
+    const uint32_t best = ChooseDrafts(costs_, k_, 1, 1, kDraftsMax, std::span(&offer, 1))[0];
+    return from_ == From::kHead ? best : explorer_.Adjust(best, kDraftsMax, k_);
+  }
+  uint32_t Ask() {
+    const uint32_t best = ChooseDepth(costs_, k_, mine_, all_, 1, kDraftsMax);
+    const uint32_t ask = explorer_.Adjust(best, kDraftsMax, k_);
+    explore_ = ask > best;
+    return ask;
+  }
+
+  const PolicyConstants k_;
+  const From from_;
+  std::mt19937 random_;
+  std::uniform_real_distribution<double> uniform_;
+  WindowCosts costs_;
+  Acceptance mine_, all_;
+  Explorer explorer_;
+  uint32_t available_ = 0;  // guesses made behind the window before
+  bool explore_ = false;
+};
 
 // Costs: `published` and its continuation; the others measured on this project's machines.
 const World kWorlds[] = {
     {"published shape, code", Line(10e6, 0.35), 0.6e6, 0.3e6, {.90, .90, .91, .92, .92, .92, .92}},
-    {"published shape, chat", Line(10e6, 0.35), 0.6e6, 0.3e6, {.84, .84, .84, .84, .84, .84, .84}},
-    {"cheap rows", Line(10e6, 0.08), 0.3e6, 0.15e6, {.87, .87, .87, .87, .87, .87, .87}},
-    {"knee at four rows",
-     Table({10, 10.5, 11, 11.5, 18, 19, 20, 21}),
-     0.4e6,
-     0.2e6,
-     {.87, .87, .87, .87, .87, .87, .87}},
-    {"half hold", Line(10e6, 0.2), 0.5e6, 0.25e6, {.5, .5, .5, .5, .5, .5, .5}},
-    {"rows cost as much as windows", Line(10e6, 0.95), 0.6e6, 0.3e6, {.7, .7, .7, .7, .7, .7, .7}},
-    {"nothing holds", Line(10e6, 0.35), 0.6e6, 0.3e6, {.02, .02, .02, .02, .02, .02, .02}},
+    {"published shape, chat", Line(10e6, 0.35), 0.6e6, 0.3e6, Always(.84)},
+    {"cheap rows", Line(10e6, 0.08), 0.3e6, 0.15e6, Always(.87)},
+    {"knee at four rows", Table({10, 10.5, 11, 11.5, 18, 19, 20, 21}), 0.4e6, 0.2e6, Always(.87)},
+    {"dear second row", Table({10, 17, 17.5, 18, 18.5, 19, 19.5, 20}), 0.2e6, 0.1e6, Always(.8)},
+    {"half hold", Line(10e6, 0.2), 0.5e6, 0.25e6, Always(.5)},
+    {"rows cost as much as windows", Line(10e6, 0.95), 0.6e6, 0.3e6, Always(.7)},
+    {"nothing holds", Line(10e6, 0.35), 0.6e6, 0.3e6, Always(.02)},
 };
+// An H200 with a model of the flagship's shape, 12 and 48 layers, all, half or none of the experts'
+// bytes in slots (docs/measurements/h200-drafts.md; 5 and 7 rows lie between their neighbours), and
+// what a guess costs there.
+struct Tier {
+  const char* name;
+  Costs window;
+};
+const Tier kTiers[] = {
+    {"12 layers, all in slots", Table({5.7, 6.2, 6.8, 7.1, 7.7, 8.3, 9.7, 11.1})},
+    {"12 layers, half", Table({6.4, 7.5, 8.4, 9.3, 11.0, 12.7, 13.8, 14.8})},
+    {"12 layers, none", Table({7.6, 9.3, 12.1, 13.9, 16.6, 19.3, 21.7, 24.1})},
+    {"48 layers, all in slots", Table({17.2, 18.0, 19.0, 17.5, 18.9, 20.2, 22.7, 25.3})},
+    {"48 layers, half", Table({12.5, 14.2, 16.2, 18.6, 20.6, 22.7, 25.2, 27.8})},
+    {"48 layers, none", Table({20.2, 26.4, 33.6, 40.1, 45.6, 51.2, 56.6, 62.1})},
+    {"48 layers later, all", Table({7.13, 7.94, 8.83, 9.75, 10.66, 11.53, 12.12, 14.19})},
+    {"48 layers later, half", Table({7.21, 7.91, 8.90, 9.75, 10.64, 11.55, 12.14, 14.17})},
+    {"48 layers later, none", Table({14.95, 19.94, 24.91, 30.23, 33.44, 38.65, 42.59, 48.16})},
+};
+constexpr double kGuessNs = 0.4e6, kFollowNs = 0.2e6;
+constexpr double kReplayShares[] = {.5, .7, .87};
+constexpr double kTierNoise = 0.03, kTierLost = 0.01;
+
+World TierWorld(const Tier& tier, double holds) {
+  return {tier.name, tier.window, kGuessNs, kFollowNs, Always(holds), kTierNoise, kTierLost};
+}
 
 TEST(DraftPolicy, FindsTheBestNumberOfDrafts) {
   constexpr uint32_t kWindows = 4000;
-  for (const World& world : kWorlds) {
-    double best = 0;
-    int best_fixed = 0;
-    for (int fixed = 0; fixed <= static_cast<int>(kDraftsMax); ++fixed) {
-      const double rate = Simulate(world, fixed, kWindows, 1).rate();
-      if (rate > best) {
-        best = rate;
-        best_fixed = fixed;
+  std::vector<World> worlds(std::begin(kWorlds), std::end(kWorlds));
+  for (const Tier& tier : kTiers) {
+    for (const double share : kReplayShares) worlds.push_back(TierWorld(tier, share));
+  }
+  for (const World& world : worlds) {
+    for (const From from : {From::kHead, From::kThere}) {
+      const uint32_t best = BestOf(world, from == From::kHead);
+      const double fixed = Player(from, 1).Run(world, kWindows, static_cast<int>(best)).rate();
+      const Score policy = Player(from, 2).Run(world, kWindows);
+      std::printf(
+          "figure: draft policy, %-28s %.2f hold, %s: best %u drafts, policy %u, %.3f of the "
+          "speed\n",
+          world.name.c_str(), world.holds[0], from == From::kHead ? "guessed" : "there  ", best,
+          policy.usual(), policy.rate() / fixed);
+      EXPECT_GE(policy.rate(), kNear * fixed) << world.name;
+    }
+  }
+}
+
+// As draft_replay_test measures: windows of every row count are timed, then every share of right
+// drafts has one answer of some 100 windows in which to settle; the tier shrinks on the way. Many
+// machines of each kind: with so few windows chance decides between neighbours a few percent
+// apart, so not all are within 3 %.
+TEST(DraftPolicy, SettlesAsFastAsTheMeasurementAsks) {
+  constexpr uint32_t kMachines = 40, kTimed = 9, kJudged = 96;
+  constexpr double kSettled = 0.95;
+  uint32_t all = 0, near = 0;
+  double worst = 1;
+  for (uint32_t machine = 0; machine < kMachines; ++machine) {
+    for (const uint32_t first : {0u, 3u, 6u}) {
+      Player player(From::kThere, machine);
+      for (uint32_t t = first; t < first + 3; ++t) {
+        for (uint32_t n = 0; n <= kDraftsMax; ++n)
+          player.Run(TierWorld(kTiers[t], 1), kTimed, static_cast<int>(n));
+        for (const double share : kReplayShares) {
+          const World world = TierWorld(kTiers[t], share);
+          player.NewSequence();
+          const uint32_t usual = player.Run(world, kJudged).usual();
+          const double reached =
+              RateOf(world, usual, false) / RateOf(world, BestOf(world, false), false);
+          ++all;
+          near += reached >= kNear ? 1 : 0;
+          worst = std::min(worst, reached);
+        }
+        for (uint32_t n = kDraftsMax + 1; n-- > 0;)
+          player.Run(TierWorld(kTiers[t], 1), kTimed, static_cast<int>(n));
       }
     }
-    const double policy = Simulate(world, -1, kWindows, 2).rate();
-    std::printf("figure: draft policy, %-30s best %d drafts, policy reaches %.3f of it\n",
-                world.name, best_fixed, policy / best);
-    EXPECT_GE(policy, 0.96 * best) << world.name;
   }
+  std::printf(
+      "figure: draft policy, short answers: %u of %u within 3 %% of the fastest, worst %.3f\n",
+      near, all, worst);
+  EXPECT_GE(near, kSettled * all);
 }
 
 TEST(DraftPolicy, WhereDraftingLosesItCostsItsExplorationOnly) {
   const PolicyConstants k;
   for (const World& world : kWorlds) {
-    const Score none = Simulate(world, 0, 4000, 3), policy = Simulate(world, -1, 4000, 4);
-    // One window in explore_every verifies and guesses one draft; a twentieth of that for luck.
-    const double exploration = (world.window[2] - world.window[1] + world.guess - world.follow) /
-                               world.window[1] / k.explore_every;
+    const Score none = Player(From::kHead, 3).Run(world, 4000, 0),
+                policy = Player(From::kHead, 4).Run(world, 4000);
+    // One window in explore_every tries: one draft, and every far_every-th time each depth in turn.
+    const double one = world.window[2] - world.window[1] + world.guess - world.follow;
+    double far = 0;
+    for (uint32_t n = 1; n <= kDraftsMax; ++n)
+      far += (world.window[1 + n] - world.window[1] + world.guess * n - world.follow) / kDraftsMax;
+    const double exploration =
+        (one * (k.far_every - 1) + far) / k.far_every / world.window[1] / k.explore_every;
     EXPECT_GE(policy.rate(), none.rate() * (1 - exploration - 0.01)) << world.name;
   }
 }
 
 TEST(DraftPolicy, LearnsThatTheTextChanged) {
   // The same sequence: nothing holds for a while, then nearly everything does.
-  const PolicyConstants k;
-  WindowCosts costs(k);
-  Acceptance mine(k), all(k);
-  Explorer explorer;
-  uint32_t available = 0;
-  bool explore = false;
-  const auto run = [&](uint32_t windows, bool good) {
-    uint32_t drafted = 0;
-    for (uint32_t w = 0; w < windows; ++w) {
-      DraftOffer offer;
-      offer.n = available;
-      for (uint32_t i = 0; i < available; ++i)
-        offer.holds[i] = mine.Holds(DraftClass::kHead, i + 1, &all);
-      const uint32_t take =
-          explore ? available
-                  : ChooseDrafts(costs, k, 1, 1, kWindowRowsMax - 1, std::span(&offer, 1))[0];
-      drafted += take;
-      mine.Observe(DraftClass::kHead, take, good ? take : 0);
-      all.Observe(DraftClass::kHead, take, good ? take : 0);
-      costs.ObserveWindow(1 + take, static_cast<uint64_t>(1e6 * (1 + 0.35 * take)), 0, 0);
-      const uint32_t best = ChooseDepth(costs, k, mine, all, 1, kDraftsMax);
-      available = explorer.Adjust(best, kDraftsMax, k);
-      explore = available > best;
-      costs.ObserveDrafting(available, static_cast<uint64_t>(6e4 * available));
+  const World bad = {"bad", Line(1e6, 0.35), 6e4, 0, Always(0), 0};
+  World good = bad;
+  good.holds = Always(1);
+  Player player(From::kHead, 1);
+  const auto drafted = [](const Score& score) {
+    double sum = 0, windows = 0;
+    for (uint32_t n = 0; n <= kDraftsMax; ++n) {
+      sum += n * score.drafts[n];
+      windows += score.drafts[n];
     }
-    return static_cast<double>(drafted) / windows;
+    return sum / windows;
   };
-  run(300, false);
-  EXPECT_LT(run(300, false), 0.05);
-  run(1500, true);
-  EXPECT_GT(run(300, true), 2.5);
+  player.Run(bad, 300);
+  EXPECT_LT(drafted(player.Run(bad, 300)), 0.05);
+  player.Run(good, 1500);
+  EXPECT_GT(drafted(player.Run(good, 300)), 2.5);
 }
 
-// The tier is taken away: windows get slower, every row dearer, all pairs miss, and the first
-// windows are slower still. What was learned before, and in that moment, must not stand in the way
-// for long.
+// The tier is taken away: windows get slower, every row dearer, and the first windows are slower
+// still. Or it is given back. What was learned before, and in that moment, must not stand in the
+// way for long.
 TEST(DraftPolicy, LearnsThatTheTierChanged) {
-  constexpr double kHolds = 0.87;
   constexpr uint32_t kBefore = 1000, kShock = 10, kSettle = 300, kAfter = 1500;
-  const PolicyConstants k;
-  const Costs resident = Line(17e6, 0.06), missing = Line(20e6, 0.3);
-  WindowCosts costs(k);
-  Acceptance mine(k), all(k);
-  Explorer explorer;
-  std::mt19937 random(5);
-  std::normal_distribution<double> noise(1, 0.05);
-  std::uniform_real_distribution<double> uniform;
-  uint32_t available = 0;
-  bool explore = false;
-  Score late;
-  for (uint32_t w = 0; w < kBefore + kSettle + kAfter; ++w) {
-    DraftOffer offer;
-    offer.n = available;
-    for (uint32_t i = 0; i < available; ++i)
-      offer.holds[i] = mine.Holds(DraftClass::kHead, i + 1, &all);
-    const uint32_t take =
-        explore ? available
-                : ChooseDrafts(costs, k, 1, 1, kWindowRowsMax - 1, std::span(&offer, 1))[0];
-    uint32_t held = 0;
-    while (held < take && uniform(random) < kHolds) ++held;
-    const bool after = w >= kBefore;
-    double window = (after ? missing : resident)[1 + take] * std::max(0.5, noise(random));
-    if (after && w < kBefore + kShock) window *= 1 + take;
-    const uint64_t lookups = 480 * (1 + take) * 3 / 4;
-    costs.ObserveWindow(1 + take, static_cast<uint64_t>(window), lookups, after ? lookups : 0);
-    mine.Observe(DraftClass::kHead, take, held);
-    all.Observe(DraftClass::kHead, take, held);
-    if (w >= kBefore + kSettle) {
-      late.tokens += 1 + held;
-      late.seconds += window;
+  constexpr double kNearAfterChange = 0.95;
+  for (const From from : {From::kHead, From::kThere}) {
+    for (const Tier& before : kTiers) {
+      for (const Tier& after : kTiers) {
+        const World was = TierWorld(before, .87), is = TierWorld(after, .87);
+        Player player(from, 5);
+        player.Run(was, kBefore);
+        player.Run(is, kShock, -1, 1);
+        player.Run(is, kSettle);
+        const double late = player.Run(is, kAfter).rate();
+        const double best = RateOf(is, BestOf(is, from == From::kHead), from == From::kHead);
+        EXPECT_GE(late, kNearAfterChange * best) << before.name << " -> " << after.name;
+      }
     }
-    const uint32_t best = ChooseDepth(costs, k, mine, all, 1, kDraftsMax);
-    available = explorer.Adjust(best, kDraftsMax, k);
-    explore = available > best;
-    costs.ObserveDrafting(available, 0);
   }
-  double fastest = 0;
-  for (uint32_t n = 0; n <= kDraftsMax; ++n) {
-    double tokens = 1, reach = 1;
-    for (uint32_t i = 0; i < n; ++i) tokens += reach *= kHolds;
-    fastest = std::max(fastest, tokens / missing[1 + n]);
-  }
-  std::printf("figure: draft policy after a change of tier: %.3f of the best\n",
-              late.rate() / fastest);
-  EXPECT_GE(late.rate(), 0.96 * fastest);
 }
 
 TEST(DraftPolicy, IdleTriesComeSoonerAtFirst) {
   const PolicyConstants k;
-  IdleExplorer explorer;
-  std::vector<uint32_t> distances;
-  for (uint32_t w = 1, last = 0; w <= 300; ++w) {
-    if (!explorer.Due(k)) {
-      explorer.Declined();
-      continue;
-    }
+  Explorer explorer;
+  std::vector<uint32_t> distances, depths;
+  for (uint32_t w = 1, last = 0; w <= 380; ++w) {
+    const uint32_t tried = explorer.Adjust(0, 3, k);
+    if (tried == 0) continue;
     distances.push_back(w - last);
+    depths.push_back(tried);
     last = w;
-    explorer.Explored(k);
   }
-  EXPECT_EQ(distances, (std::vector<uint32_t>{8, 16, 32, 64, 64, 64}));
+  EXPECT_EQ(distances, (std::vector<uint32_t>{8, 16, 32, 64, 64, 64, 64, 64}));
+  EXPECT_EQ(depths, (std::vector<uint32_t>{1, 1, 1, 1, 1, 1, 1, 2}));
+}
+
+TEST(DraftPolicy, TriesTheNeighboursAndInTurnEveryDepth) {
+  const PolicyConstants k;
+  Explorer explorer;
+  std::vector<uint32_t> tried;
+  for (uint32_t w = 1; w <= 12 * k.probe_every; ++w) {
+    const uint32_t n = explorer.Adjust(3, 7, k);
+    if (w % k.probe_every == 0) {
+      tried.push_back(n);
+    } else {
+      EXPECT_EQ(n, 3u) << w;
+    }
+  }
+  EXPECT_EQ(tried, (std::vector<uint32_t>{2, 4, 2, 1, 2, 4, 2, 2, 2, 4, 2, 3}));
 }
 
 TEST(DraftPolicy, SharesTheRoomByGain) {
@@ -289,18 +382,46 @@ TEST(DraftPolicy, UnmeasuredRowCountsLieBetweenTheirNeighbours) {
   EXPECT_LT(costs.Window(1), 1.5e6);
 }
 
+// An easy text reaches depths that a hard one does not. That makes no depth look better.
+TEST(DraftPolicy, DepthsOfEasyTextsDoNotLookEasier) {
+  Acceptance all;
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> uniform;
+  const auto text = [&](double holds, uint32_t windows) {
+    Acceptance mine;
+    for (uint32_t w = 0; w < windows; ++w) {
+      uint32_t held = 0;
+      while (held < kDraftsMax && uniform(random) < holds) ++held;
+      mine.Observe(DraftClass::kHead, kDraftsMax, held, &all);
+    }
+    return mine;
+  };
+  for (int i = 0; i < 4; ++i) {
+    text(0.98, 60);
+    text(0.4, 60);
+  }
+  const Acceptance half = text(0.5, 25);
+  for (uint32_t depth = 1; depth <= kDraftsMax; ++depth)
+    EXPECT_NEAR(half.Holds(DraftClass::kHead, depth, &all), 0.5, 0.12) << depth;
+}
+
 TEST(DraftPolicy, AcceptanceStartsNeutralAndForgets) {
   Acceptance all, one;
   EXPECT_DOUBLE_EQ(all.Holds(DraftClass::kHead, 1, nullptr), PolicyConstants().start_acceptance);
-  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 1);
-  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.95);
-  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.1);
-  // Depth 3 was never reached: the second did not hold.
-  EXPECT_DOUBLE_EQ(all.Holds(DraftClass::kHead, 3, nullptr), PolicyConstants().start_acceptance);
-  EXPECT_DOUBLE_EQ(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr));
+  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 1, nullptr);
+  // Half of the drafts that were tried held, so no depth is believed to be all good or all bad; the
+  // third was never reached, since the second did not hold.
+  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.8);
+  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.2);
+  EXPECT_NEAR(all.Holds(DraftClass::kHead, 3, nullptr), 0.5, 0.02);
+  // A new sequence starts from what depths did in others.
+  EXPECT_NEAR(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr),
+              0.02);
+  EXPECT_NEAR(one.Holds(DraftClass::kHead, 2, &all), all.Holds(DraftClass::kHead, 2, nullptr),
+              0.02);
   EXPECT_DOUBLE_EQ(all.Holds(DraftClass::kLookupLong, 1, nullptr),
                    PolicyConstants().start_acceptance);
-  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 3);
+  for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 3, nullptr);
   EXPECT_GT(all.Holds(DraftClass::kHead, 3, nullptr), 0.9);
   all.ObserveGuesses(4, 2);
   EXPECT_LT(all.Guessed(3, nullptr), all.Guessed(2, nullptr));

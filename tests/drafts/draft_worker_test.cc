@@ -12,11 +12,10 @@
 #include <set>
 #include <string_view>
 
-#include "gpu_worker/gpu_worker.h"
 #include "gpu_worker/local_engine.h"
 #include "gpu_worker/sampler.h"
 #include "tests/drafts/head_files.h"
-#include "tests/gpu_worker/worker_fixture.h"
+#include "tests/gpu_worker/gpu_worker_fixture.h"
 #include "tests/support/gguf_writer.h"
 
 namespace lode {
@@ -27,7 +26,8 @@ namespace {
 #endif
 const bool kCuda = std::string_view(LODE_TEST_DEVICE) == "cuda";
 
-constexpr uint32_t kGeneration = 5, kSlots = 2, kBlocks = 4, kContext = 1024;
+constexpr uint32_t kSlots = ServedGpuWorker::kSlots, kBlocks = ServedGpuWorker::kBlocks,
+                   kContext = ServedGpuWorker::kContext;
 
 // What one sequence does in one window.
 struct Part {
@@ -51,27 +51,12 @@ class DraftWorker : public ::testing::Test {
   void SetUp() override {
     if (kCuda && !ProbeCuda(0).ok()) GTEST_SKIP() << "no card: " << Message(ProbeCuda(0).status());
   }
-  void TearDown() override { Stop(); }
-  void Stop() {
-    stop_ = true;
-    if (thread_.joinable()) thread_.join();
-    worker_.reset();
-  }
-
   void Start(const Options& options) {
+    gpu_.reset();  // before the workers that it stands on
     workers_ = std::make_unique<Workers>(DemoModel(), 1, false, 20'000, LODE_TEST_DEVICE);
-    window_ = std::move(*Segment::Create("window", sizeof(WindowSegment)));
+    gpu_ = std::make_unique<ServedGpuWorker>(*workers_);
     vocab_ = workers_->config().vocab;
-    InitWindowSegment(*window_, kGeneration, 0, vocab_);
-    LoadPlan plan = workers_->plan();
-    plan.device = LODE_TEST_DEVICE;
-    plan.kv_type = "q8";
-    plan.wait_ms = 20'000;
-    plan.wait_max_ms = 60'000;
-    plan.kv_blocks = kSlots * kBlocks;
-    plan.sequence_slots = kSlots;
-    plan.context = kContext;
-    plan.vram_budget_bytes = ~uint64_t{0};
+    LoadPlan plan = gpu_->Plan(LODE_TEST_DEVICE);
     plan.draft_head = true;
     plan.mtp = options.mtp;
     plan.mtp_full_width_norm = options.full_width_norm;
@@ -80,14 +65,9 @@ class DraftWorker : public ::testing::Test {
       std::ofstream out(plan.draft_vocab);
       for (const int32_t id : options.vocabulary) out << id << "\n";
     }
-    GpuSegments segments = {Fd(dup(window_->fd())), Fd(dup(workers_->exchange().fd())), {}};
-    segments.arenas.emplace_back(dup(workers_->arena(0).fd()));
-    worker_ = std::make_unique<GpuWorker>(0, kGeneration);
-    stop_ = false;
-    auto ready = worker_->Load(plan, std::move(segments), nullptr, stop_);
+    auto ready = gpu_->Start(plan);
     ASSERT_TRUE(ready.ok()) << ready.status();
     EXPECT_EQ(ready->facts.count("draft_bytes"), 1u);
-    thread_ = std::thread([this] { worker_->Run(); });
     LocalEngineOptions oracle = {.threads = 2, .slots = kSlots, .context = kContext};
     oracle.drafts = true;
     oracle.mtp = options.mtp;
@@ -115,7 +95,7 @@ class DraftWorker : public ::testing::Test {
     sampling_[1].frequency_penalty = 0.1f;
   }
 
-  WindowSegment* segment() const { return window_->As<WindowSegment>(); }
+  WindowSegment* segment() const { return gpu_->segment(); }
 
   // ---- the oracle
   // Picks of a window that runs alone, as the worker must pick them.
@@ -174,8 +154,6 @@ class DraftWorker : public ::testing::Test {
   };
   void Window(const std::vector<Part>& parts) {
     WindowPlan plan = {};
-    plan.window = ++window_number_;
-    plan.generation = kGeneration;
     plan.flags = kHashLogits;
     plan.tunables = StartTunables();
     std::vector<std::vector<int32_t>> picks(parts.size());
@@ -222,9 +200,8 @@ class DraftWorker : public ::testing::Test {
       }
     }
     ASSERT_LE(plan.n_rows, kWindowRowsMax);
-    ASSERT_TRUE(segment()->plans.TryPush(plan));
     auto result = std::make_unique<WindowResult>();
-    ASSERT_TRUE(segment()->results.Pop(result.get(), {0, NowNs() + 200'000'000'000}));
+    ASSERT_NO_FATAL_FAILURE(gpu_->Run(&plan, result.get()));
     ASSERT_EQ(result->status, WindowStatus::kOk) << "detail " << result->error.detail;
     Compare(plan, parts, first, picks, held, *result);
     for (uint32_t s = 0; s < parts.size(); ++s) {
@@ -252,7 +229,7 @@ class DraftWorker : public ::testing::Test {
     std::vector<LocalDraftRow> follow;
     std::map<uint32_t, uint32_t> last;  // [part] row of the pass
     for (uint32_t s = 0; s < parts.size(); ++s) {
-      SCOPED_TRACE(fmt::format("window {}, slot {}, at {}", window_number_, parts[s].slot,
+      SCOPED_TRACE(fmt::format("window {}, slot {}, at {}", gpu_->windows(), parts[s].slot,
                                plan.seqs[s].committed));
       for (uint32_t i = 0; i < picks[s].size(); ++i) {
         const RowResult& row = result.rows[first[s] + i];
@@ -288,7 +265,7 @@ class DraftWorker : public ::testing::Test {
     last_p_.assign(result.draft_p[0], result.draft_p[0] + result.n_drafts[0]);
     for (uint32_t s = 0; s < parts.size(); ++s) {
       SCOPED_TRACE(fmt::format("window {}, slot {}, at {}, depth {}, min-p {}, coupled {}",
-                               window_number_, parts[s].slot, plan.seqs[s].committed,
+                               gpu_->windows(), parts[s].slot, plan.seqs[s].committed,
                                parts[s].depth, parts[s].min_p, parts[s].coupled));
       EXPECT_EQ(result.n_drafts[s], want[s].size());
       for (uint32_t g = 0; g < std::min<size_t>(result.n_drafts[s], want[s].size()); ++g) {
@@ -321,10 +298,7 @@ class DraftWorker : public ::testing::Test {
 
   const test::TempFolder folder_;
   std::unique_ptr<Workers> workers_;
-  std::unique_ptr<Segment> window_;
-  std::atomic<bool> stop_{false};
-  std::unique_ptr<GpuWorker> worker_;
-  std::thread thread_;
+  std::unique_ptr<ServedGpuWorker> gpu_;
   std::unique_ptr<LocalEngine> oracle_;
   std::vector<int32_t> vocabulary_;
   uint32_t vocab_ = 0;
@@ -333,7 +307,7 @@ class DraftWorker : public ::testing::Test {
   std::vector<float> last_p_;  // of the last window's first sequence
   bool spoilt_ = false;        // the head meets values that are not finite
   std::set<uint32_t> missed_;  // slots whose head has a hole
-  uint64_t window_number_ = 0, guesses_ = 0, cut_ = 0;
+  uint64_t guesses_ = 0, cut_ = 0;
 };
 
 TEST_F(DraftWorker, PromptThenEveryDepth) {
@@ -486,7 +460,7 @@ TEST_F(DraftWorker, EveryFormOfAHead) {
             {.slot = 1, .prompt = 4, .right = 0, .wrong = 0, .depth = 2}});
     Window({{.slot = 1, .prompt = 0, .right = 1, .wrong = 1, .depth = 2, .coupled = true},
             {.slot = 0, .prompt = 0, .right = 1, .wrong = 1, .depth = 4}});
-    Stop();
+    gpu_.reset();
     if (HasFailure()) return;
   }
   EXPECT_EQ(guesses_, 4u * 11u);

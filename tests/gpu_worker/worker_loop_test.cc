@@ -11,9 +11,8 @@
 #include <functional>
 #include <string_view>
 
-#include "gpu_worker/gpu_worker.h"
 #include "gpu_worker/local_engine.h"
-#include "tests/gpu_worker/worker_fixture.h"
+#include "tests/gpu_worker/gpu_worker_fixture.h"
 
 namespace lode {
 namespace {
@@ -23,7 +22,7 @@ namespace {
 #endif
 const bool kCuda = std::string_view(LODE_TEST_DEVICE) == "cuda";
 
-constexpr uint32_t kGeneration = 5;
+constexpr uint32_t kGeneration = ServedGpuWorker::kGeneration;
 // Slots for some of the experts; on a card the whole of a budget includes the rest of its memory.
 const uint64_t kSlotBytes = 4 << 20;
 // Room for some of a layer's pulls; the rest are read straight from the arenas.
@@ -37,24 +36,15 @@ constexpr bool kEmulatedCard = false;
 
 class WorkerLoopTest : public ::testing::Test {
  protected:
-  WorkerLoopTest() : workers_(DemoModel(), 2, false, 20'000, LODE_TEST_DEVICE) {
-    auto window = Segment::Create("window", sizeof(WindowSegment));
-    EXPECT_TRUE(window.ok()) << window.status();
-    window_ = std::move(*window);
-    InitWindowSegment(*window_, kGeneration, 0, workers_.config().vocab);
+  WorkerLoopTest() : workers_(DemoModel(), 2, false, 20'000, LODE_TEST_DEVICE), gpu_(workers_) {
     if (kCuda && !ProbeCuda(0).ok()) return;
-    worker_ = std::make_unique<GpuWorker>(0, kGeneration);
-    auto ready = worker_->Load(Plan(), Segments(), nullptr, stop_);
+    auto ready = gpu_.Start(Plan());
     EXPECT_TRUE(ready.ok()) << ready.status();
-    thread_ = std::thread([this] { worker_->Run(); });
-    for (uint32_t b = 0; b < 4; ++b) {
-      for (uint32_t slot = 0; slot < 2; ++slot)
-        segment()->sequences[slot].kv_blocks[b] = slot * 4 + b;
+    worker_ = gpu_.worker();
+    for (uint32_t b = 0; b < ServedGpuWorker::kBlocks; ++b) {
+      for (uint32_t slot = 0; slot < ServedGpuWorker::kSlots; ++slot)
+        segment()->sequences[slot].kv_blocks[b] = slot * ServedGpuWorker::kBlocks + b;
     }
-  }
-  ~WorkerLoopTest() override {
-    stop_ = true;
-    if (thread_.joinable()) thread_.join();
   }
   void SetUp() override {
     if (!worker_) GTEST_SKIP() << "no card: " << Message(ProbeCuda(0).status());
@@ -66,33 +56,19 @@ class WorkerLoopTest : public ::testing::Test {
   }
 
   LoadPlan Plan() const {
-    LoadPlan plan = workers_.plan();
-    plan.device = LODE_TEST_DEVICE;
-    plan.kv_type = "q8";
+    LoadPlan plan = gpu_.Plan(LODE_TEST_DEVICE);
     plan.wait_ms = 1'500 * Patience();  // the tests' only wait that ends by time
     plan.wait_max_ms = 60'000 * Patience();
-    plan.kv_blocks = 8;
-    plan.sequence_slots = 2;
-    plan.context = 1024;
-    plan.vram_budget_bytes = kCuda ? ~uint64_t{0} : kSlotBytes;
+    if (!kCuda) plan.vram_budget_bytes = kSlotBytes;
     plan.pull_staging_bytes = kStagingBytes;
     return plan;
   }
-  GpuSegments Segments() const {
-    GpuSegments segments = {Fd(dup(window_->fd())), Fd(dup(workers_.exchange().fd())), {}};
-    for (uint32_t n = 0; n < workers_.n(); ++n)
-      segments.arenas.emplace_back(dup(workers_.arena(n).fd()));
-    return segments;
-  }
-  WindowSegment* segment() const { return window_->As<WindowSegment>(); }
+  GpuSegments Segments() const { return gpu_.Segments(); }
+  WindowSegment* segment() const { return gpu_.segment(); }
 
   WindowResult Run(WindowPlan plan) {
-    plan.window = ++window_number_;
-    plan.generation = kGeneration;
-    EXPECT_TRUE(segment()->plans.TryPush(plan));
     WindowResult result = {};
-    EXPECT_TRUE(segment()->results.Pop(&result, {0, NowNs() + 100'000'000'000}));
-    EXPECT_EQ(result.window, plan.window);
+    gpu_.Run(&plan, &result);
     return result;
   }
   // A window of `tokens` of one slot from `position` on; the last `drafts` of them are drafts.
@@ -171,13 +147,11 @@ class WorkerLoopTest : public ::testing::Test {
   }
 
   Workers workers_;
-  std::unique_ptr<Segment> window_;
-  std::atomic<bool> stop_{false};
-  std::unique_ptr<GpuWorker> worker_;
-  std::thread thread_;
+  ServedGpuWorker gpu_;
+  GpuWorker* worker_ = nullptr;  // null: no card
   Tunables tunables_ = StartTunables();
   SamplingPlan sampling_ = StartSampling();
-  uint64_t window_number_ = 0, epoch_ = 0;
+  uint64_t epoch_ = 0;
 };
 
 TEST_F(WorkerLoopTest, TextDoesNotDependOnTunables) {
@@ -255,7 +229,7 @@ TEST_F(WorkerLoopTest, ASilentWorkerVoidsTheWindowAndPullingGoesOn) {
       const WindowResult r = Run(*plan);
       EXPECT_EQ(r.status, WindowStatus::kAborted);
       EXPECT_EQ(r.error.detail, static_cast<uint32_t>(LaneError::kNoProgress));
-      workers_.header()->abort_window.store(window_number_);  // as the daemon does: frees the peer
+      workers_.header()->abort_window.store(gpu_.windows());  // as the daemon does: frees the peer
     }
     if (step >= 2 && step < 4) plan->flags |= kCpuLaneDown;
     if (step == 4) {
@@ -297,7 +271,7 @@ TEST_F(WorkerLoopTest, AVoidWindowIsAnsweredAndItsRelaunchHasTheSameBits) {
   ++epoch_;
   const Text again = Generate(6, [&](uint32_t step, WindowPlan* plan) {
     if (step != 3) return;
-    workers_.header()->abort_window.store(window_number_ + 1);
+    workers_.header()->abort_window.store(gpu_.windows() + 1);
     const WindowResult void_result = Run(*plan);
     EXPECT_EQ(void_result.status, WindowStatus::kAborted);
     EXPECT_EQ(void_result.error.detail, static_cast<uint32_t>(LaneError::kAbortWord));
@@ -468,7 +442,7 @@ TEST_F(WorkerLoopTest, LoadRefusesWhatDoesNotFit) {
     GpuSegments segments = Segments();
     spoil(&plan, &segments);
     GpuWorker other(0, kGeneration);
-    auto ready = other.Load(plan, std::move(segments), nullptr, stop_);
+    auto ready = other.Load(plan, std::move(segments), nullptr, gpu_.stop());
     return ready.ok() ? std::string() : Message(ready.status());
   };
   EXPECT_EQ(refused([](LoadPlan*, GpuSegments*) {}), "");
