@@ -2,8 +2,8 @@
 // adds. The partials are chains of n / 32 dependent additions (7,760 at a vocabulary of 248,320,
 // some 17 us), so nothing may stand between two of them: the adding warp reads shared memory only,
 // which the others fill one stage ahead of it, having asked device memory for the stage after that.
-// Called behind the exponentials of a row of logits, by the draft head's pick (guess.cu). Device
-// code.
+// Called behind the exponentials of a row of logits, by the model's picks (sampling.cu) and the
+// draft head's (guess.cu). Device code.
 #pragma once
 
 #include "kernels/cuda/reduce.h"

@@ -7,7 +7,7 @@
 #include "kernels/cuda/draw_cut.h"
 #include "kernels/cuda/logit_changes.h"
 #include "kernels/cuda/platform.h"
-#include "kernels/cuda/reduce.h"
+#include "kernels/cuda/row_sum.h"
 #include "kernels/cuda/sampling.h"
 
 namespace lode::cuda {
@@ -15,10 +15,8 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kPartTokens = 16 * kThreads;
-constexpr uint32_t kWideThreads = 1024;  // of a block that walks a whole row
-constexpr uint32_t kTile = 4096;         // exponentials in shared memory at a time, twice
-constexpr uint32_t kWideShared = 2 * kTile * sizeof(float);
-static_assert(kWideShared >= kHistogramBytes);
+constexpr uint32_t kWideThreads = kRowSumThreads;  // of a block that walks a whole row
+constexpr uint32_t kWideShared = kHistogramBytes > kRowSumBytes ? kHistogramBytes : kRowSumBytes;
 
 // Device scratch of one row.
 struct RowScratch {
@@ -141,32 +139,6 @@ LODE_KERNEL(kThreads) PickExpKernel(PickArgs a) {
   }
 }
 
-// The canonical sum of the row's exponentials: all threads fetch, the first warp adds. Zeros beyond
-// the end add nothing: partials are never -0. Valid in the first warp.
-LODE_DEVICE float SumOfExps(const Row& row, uint32_t vocab) {
-  float* tiles = reinterpret_cast<float*>(DynamicShared());
-  const uint32_t t = ThreadId();
-  float p = 0;
-  for (uint32_t first = 0; first < vocab; first += kTile) {
-    float* tile = tiles + (first / kTile) % 2 * kTile;
-    for (uint32_t i = t; i < kTile; i += kWideThreads)
-      tile[i] = first + i < vocab ? row.exps[first + i] : 0.0f;
-    // The buffer was last read two barriers ago, by the warp that comes here behind its reading.
-    SyncBlock();
-    if (t >= 32) continue;
-    constexpr uint32_t kAhead = 16;
-    LODE_NO_UNROLL
-    for (uint32_t j = 0; j < kTile / 32; j += kAhead) {
-      float v[kAhead];
-      LODE_UNROLL
-      for (uint32_t k = 0; k < kAhead; ++k) v[k] = tile[(j + k) * 32 + t];
-      LODE_UNROLL
-      for (uint32_t k = 0; k < kAhead; ++k) p = canonical::Add(p, v[k]);
-    }
-  }
-  return t < 32 ? JoinLanes(p) : 0;
-}
-
 // Block 0 of a row: the sum. Block 1: the cuts, when a draw has some.
 LODE_KERNEL(kWideThreads) PickSumKernel(PickArgs a, uint32_t parts) {
   LetNextStart();
@@ -177,7 +149,7 @@ LODE_KERNEL(kWideThreads) PickSumKernel(PickArgs a, uint32_t parts) {
   const uint64_t pick_best = PickBestOf(*row.head, parts);
   if (BlockX() == 0) {
     const uint64_t best = BestOf(row.head->tops, parts);
-    const float sum = SumOfExps(row, a.vocab);
+    const float sum = RowSum(row.exps, a.vocab, reinterpret_cast<float*>(DynamicShared()));
     if (ThreadId() != 0) return;
     PickReport& report = a.reports[BlockY()];
     report.best = best;
