@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 
+#include "gpu_worker/cuda_buffers.h"
 #include "gpu_worker/row_results.h"
 #include "gpu_worker/sampler_math.h"
 #include "kernels/cuda/runtime.h"
@@ -95,22 +96,13 @@ CudaEngine::~CudaEngine() {
 Status CudaEngine::Allocate() {
   const size_t n_stamps = size_t{config_.layers} * kStampsPerLayer + kStampsPerLayer;
   const size_t n_routed = size_t{config_.layers} * kWindowRowsMax;
-  LODE_ASSIGN_OR_RETURN(void* stamps,
-                        device_.Allocate("lanes stamps", n_stamps * sizeof(uint64_t)));
-  LODE_ASSIGN_OR_RETURN(void* arrived, device_.Allocate("lanes end counter", sizeof(uint32_t)));
-  stamps_ = static_cast<uint64_t*>(stamps);
-  arrived_ = static_cast<uint32_t*>(arrived);
-  LODE_ASSIGN_OR_RETURN(
-      void* scratch,
-      device_.Allocate("sampling", kWindowRowsMax * cuda::PickScratchBytes(config_.vocab)));
-  pick_scratch_ = static_cast<uint8_t*>(scratch);
-  LODE_ASSIGN_OR_RETURN(void* changes, device_.Allocate("changes of logits", kChangeBytesMax));
-  changes_ = static_cast<uint8_t*>(changes);
-  const auto pinned = [](const char* what, size_t bytes, auto** out) -> Status {
-    LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateZeroedPinned(bytes, what));
-    *out = static_cast<std::remove_reference_t<decltype(**out)>*>(memory);
-    return OkStatus();
-  };
+  const DeviceBuffers device = {device_};
+  LODE_RETURN_IF_ERROR(device("lanes stamps", n_stamps * sizeof(uint64_t), &stamps_));
+  LODE_RETURN_IF_ERROR(device("lanes end counter", sizeof(uint32_t), &arrived_));
+  const size_t pick_bytes = kWindowRowsMax * cuda::PickScratchBytes(config_.vocab);
+  LODE_RETURN_IF_ERROR(device("sampling", pick_bytes, &pick_scratch_));
+  LODE_RETURN_IF_ERROR(device("changes of logits", kChangeBytesMax, &changes_));
+  const PinnedBuffers pinned;
   LODE_RETURN_IF_ERROR(pinned("rows' wants", kWindowRowsMax * sizeof(RowWants), &wants_));
   LODE_RETURN_IF_ERROR(pinned("changes of logits", kChangeBytesMax, &host_changes_));
   LODE_RETURN_IF_ERROR(pinned("rows' picks", kWindowRowsMax * sizeof(cuda::PickReport), &picks_));

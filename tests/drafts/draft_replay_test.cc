@@ -157,10 +157,11 @@ class DraftReplay : public ::testing::Test {
     ASSERT_TRUE(stack_->UseBestIsa(1).ok());
   }
 
-  Measured Ask(const DraftOptions& drafts, uint32_t tokens) {
+  Measured Ask(const DraftOptions& drafts, uint32_t tokens,
+               const std::vector<int32_t>& prompt = {76, 111, 100, 101}) {
     Request request;
     request.id = "replay";
-    request.prompt = {76, 111, 100, 101};
+    request.prompt = prompt;
     request.sampling.top_p = 1;
     request.sampling.repetition_penalty = 1;
     request.max_tokens = tokens;
@@ -206,7 +207,9 @@ class DraftReplay : public ::testing::Test {
     return run;
   }
 
-  // From here on `share` of all experts' bytes are in the tier and stay there.
+  // From here on `share` of all experts' bytes are in the tier and stay there: those that another
+  // text used last, so that the answer meets them as often at its start, where windows are timed, as
+  // further on.
   void FillTier(double share) {
     TunablesChange change;
     change.vram_budget_bytes =
@@ -215,11 +218,12 @@ class DraftReplay : public ::testing::Test {
     ASSERT_TRUE(stack_->scheduler().SetTunables(change).ok());
     const EngineCounters& counters = stack_->scheduler().counters();
     const uint64_t begin = NowNs();
-    Ask({}, kFillTokens);  // its borders see the change
+    const auto other_text = [&] { Ask({}, kFillTokens, {501, 402, 303, 204, 105}); };
+    other_text();  // its borders see the change
     for (uint64_t seen = ~0ull;;) {
       // What has landed is counted at the next border, so every look is a short answer.
       std::this_thread::sleep_for(std::chrono::nanoseconds(kQuietNs));
-      Ask({}, kFillTokens);
+      other_text();
       const uint64_t now = counters.tier_upload_bytes.load();
       if (now == seen) break;
       seen = now;
