@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/act_panel.h"
 #include "kernels/cpu/decode/grid.h"
@@ -120,6 +121,9 @@ struct LinearPrefetch {
     constexpr size_t kLines = (kBytes + kCacheLineBytes - 1) / kCacheLineBytes;
     for (size_t i = kStep * kLines / kSteps; i < (kStep + 1) * kLines / kSteps; ++i)
       __builtin_prefetch(next + i * kCacheLineBytes, 0, 2);
+#ifndef LODE_LAB_NOBAR
+    asm volatile("");  // the compiler's scheduler would move them all to the front
+#endif
   }
 };
 
@@ -146,25 +150,42 @@ LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
   ahead->next += kBytes;
 }
 
+// Blocks that are read together while there are so many; 0: the format has no such unit, or the
+// instruction set no registers for it.
+template <class S, class F>
+constexpr uint32_t LongUnit() {
+#ifndef LODE_LAB_NOLONG
+  if constexpr (requires { F::kLongUnit; }) return S::kManyRegisters ? F::kLongUnit : 0;
+#endif
+  return 0;
+}
+template <class S, class F>
+constexpr uint32_t kLongUnitOf = LongUnit<S, F>();
+template <uint32_t kN>
+using Unit = std::integral_constant<uint32_t, kN>;
+
 // n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined:
 // a real call would spill all vector registers.
 template <class S, class F, uint32_t kActs>
 __attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride,
                                                  uint32_t first_block, uint32_t n_blocks,
-                                                 LinearPrefetch ahead, const Acts<kActs>& acts,
+                                                 LinearPrefetch ahead, Acts<kActs> acts,
                                                  typename S::RowsF* acc) {
   typename S::Rows rows = S::RowsAt(w, stride);
+  // The compiler takes a store of a vector for a store to anything: sums stay here until the end.
+  typename S::RowsF sums[Acts<kActs>::kMost];
+  for (uint32_t a = 0; a < acts.Count(); ++a) sums[a] = acc[a];
   uint32_t b = 0;
-  for (; b + F::kUnit <= n_blocks; b += F::kUnit) {
-    Blocks<S, F, F::kUnit, kActs>(rows, first_block + b, acts, &ahead, acc);
-    rows.Step(F::kUnit * F::kBytes);
-  }
-  if constexpr (F::kUnit > 1) {
-    for (; b < n_blocks; ++b) {
-      Blocks<S, F, 1, kActs>(rows, first_block + b, acts, &ahead, acc);
-      rows.Step(F::kBytes);
+  const auto run = [&](auto unit) __attribute__((always_inline)) {
+    for (; b + unit <= n_blocks; b += unit) {
+      Blocks<S, F, unit, kActs>(rows, first_block + b, acts, &ahead, sums);
+      rows.Step(unit * F::kBytes);
     }
-  }
+  };
+  if constexpr (kLongUnitOf<S, F> > 0) run(Unit<kLongUnitOf<S, F>>{});
+  if constexpr (F::kUnit > 1) run(Unit<F::kUnit>{});
+  run(Unit<1>{});
+  for (uint32_t a = 0; a < acts.Count(); ++a) acc[a] = sums[a];
 }
 
 // Fewer rows than a group: they are copied, a piece at a time, beside rows of zeros.

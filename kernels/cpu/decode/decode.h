@@ -75,10 +75,40 @@ LODE_ALWAYS_INLINE void SplitNibbles(const typename S::Words* raw, typename S::W
 template <class S, uint32_t kCount>
 LODE_ALWAYS_INLINE void LoadRun(const typename S::Rows& rows, uint32_t offset,
                                 typename S::Words* out) {
-  Unroll<kCount>([&](auto i) __attribute__((always_inline)) {
-    S::LoadColumns(rows, offset + 16 * i, out + 4 * i);
+  Unroll<kCount / 2>([&](auto i) __attribute__((always_inline)) {
+    S::LoadColumns2(rows, offset + 32 * i, out + 8 * i);
   });
+  if constexpr (kCount % 2 != 0)
+    S::LoadColumns(rows, offset + 16 * (kCount - 1), out + 4 * (kCount - 1));
 }
+
+// Step kStep of steps of kBytes (8 or 16) bytes from `offset` on; the words of 32 bytes
+// are kept, in words[0..7].
+template <class S, uint32_t kBytes, uint32_t kStep>
+LODE_ALWAYS_INLINE void LoadStep(const typename S::Rows& rows, uint32_t offset,
+                                     typename S::Words* words) {
+  constexpr uint32_t kLoad = S::kManyRegisters ? 32 : 16, kKept = 32 / kBytes;
+  constexpr uint32_t kAt = kStep * kBytes;
+  if constexpr (kAt % kLoad == 0)
+    LoadRun<S, kLoad / 16>(rows, offset + kAt, words + kStep % kKept * kBytes / 4);
+}
+
+// kWords words of every row, loaded 32 bytes at a time when they are first asked for: a run of
+// blocks that has more than the registers hold. kWords is a multiple of 4.
+template <class S, uint32_t kWords>
+struct RowWords {
+  typename S::Rows rows;
+  typename S::Words w[kWords];
+  static constexpr uint32_t Loaded(uint32_t n) { return n == 0 ? 0 : ((n - 1) | 7) + 1; }
+  // Words below kTo are there, given that those below kFrom were asked for before.
+  template <uint32_t kFrom, uint32_t kTo>
+  LODE_ALWAYS_INLINE void Need() {
+    Unroll<(Loaded(kTo) - Loaded(kFrom)) / 8>([&](auto i) __attribute__((always_inline)) {
+      constexpr uint32_t first = Loaded(kFrom) + 8 * i;
+      LoadRun<S, (kWords - first < 8 ? 1 : 2)>(rows, 4 * first, w + first);
+    });
+  }
+};
 
 }  // namespace decode
 }  // namespace
