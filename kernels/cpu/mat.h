@@ -182,7 +182,7 @@ __attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride
       rows.Step(unit * F::kBytes);
     }
   };
-  if constexpr (kLongUnitOf<S, F> > 0) run(Unit<kLongUnitOf<S, F>>{});
+  if constexpr (kLongUnitOf < S, F >> 0) run(Unit<kLongUnitOf<S, F>>{});
   if constexpr (F::kUnit > 1) run(Unit<F::kUnit>{});
   run(Unit<1>{});
   for (uint32_t a = 0; a < acts.Count(); ++a) acc[a] = sums[a];

@@ -35,9 +35,7 @@ struct FloatTile {
     if constexpr (kPairs) return S::SplitPairs32(S::Load32(p));
     return S::Load32(p);
   }
-  const uint8_t* At(size_t r, size_t i) const {
-    return w + r * row_bytes + i * F::kBytes;
-  }
+  const uint8_t* At(size_t r, size_t i) const { return w + r * row_bytes + i * F::kBytes; }
   // Columns [i, i + 32 kN), row by row: neighbouring lines of a row are asked for together.
   template <uint32_t kN>
   LODE_ALWAYS_INLINE void Step(size_t i) {
@@ -77,7 +75,8 @@ struct FloatTile {
 
 // Everything inlined, so that sums stay in registers.
 template <class S, class F, uint32_t kR, uint32_t kA>
-__attribute__((noinline, flatten)) void FloatProducts(const MatArgs& m, uint32_t row, uint32_t act) {
+__attribute__((noinline, flatten)) void FloatProducts(const MatArgs& m, uint32_t row,
+                                                      uint32_t act) {
   FloatTile<S, F, kR, kA> tile = {m.w + row * m.row_bytes, m.row_bytes, m.acts + act, {}};
   for (auto& of_row : tile.acc)
     for (auto& partials : of_row) partials = S::Zero32();

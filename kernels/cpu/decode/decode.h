@@ -86,7 +86,7 @@ LODE_ALWAYS_INLINE void LoadRun(const typename S::Rows& rows, uint32_t offset,
 // are kept, in words[0..7].
 template <class S, uint32_t kBytes, uint32_t kStep>
 LODE_ALWAYS_INLINE void LoadStep(const typename S::Rows& rows, uint32_t offset,
-                                     typename S::Words* words) {
+                                 typename S::Words* words) {
   constexpr uint32_t kLoad = S::kManyRegisters ? 32 : 16, kKept = 32 / kBytes;
   constexpr uint32_t kAt = kStep * kBytes;
   if constexpr (kAt % kLoad == 0)

@@ -134,11 +134,10 @@ struct Q5_K : NaturalOrder {
         if constexpr (kG == 4) fifth[i] = S::SwapNibbles(fifth[i]);
         if constexpr (kG % 2 == 0) {
           constexpr int kRight = static_cast<int>(kBit) - 4;
-          out[i] =
-              S::template Select<0x0f>(nibbles[i], S::template Field<kRight, 16>(fifth[i]));
+          out[i] = S::template Select<0x0f>(nibbles[i], S::template Field<kRight, 16>(fifth[i]));
         } else {
-          out[i] = S::template HighNibbleAndBit<kBit>(
-              S::template Select<0x0f>(fifth[i], nibbles[i]));
+          out[i] =
+              S::template HighNibbleAndBit<kBit>(S::template Select<0x0f>(fifth[i], nibbles[i]));
         }
       }
     }

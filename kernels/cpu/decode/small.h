@@ -13,7 +13,8 @@ namespace decode {
 
 // ---- 34 bytes: f16 d, 32 x int8 (a file may hold -128). w = d * q ------------------------------
 struct Q8_0 {
-  static constexpr uint32_t kBlock = 32, kBytes = 34, kUnit = 2, kLongUnit = 8, kStep = 32, kGroup = 32;
+  static constexpr uint32_t kBlock = 32, kBytes = 34, kUnit = 2, kLongUnit = 8, kStep = 32,
+                            kGroup = 32;
   static constexpr bool kSigned = true, kGroupScales = false;
   static constexpr int32_t kMaxCode = 128, kOffset = 0;
   static constexpr MinKind kMins = kNoMins;
@@ -168,7 +169,8 @@ struct Nibbles18Order {
 
 // Nibbles (low: weights 0..15). w = d * (nibble - 8).
 struct Q4_0 : Nibbles18Order {
-  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 32, kGroup = 32;
+  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 32,
+                            kGroup = 32;
   static constexpr bool kSigned = false, kGroupScales = false;
   static constexpr int32_t kMaxCode = 15, kOffset = 8;
   static constexpr MinKind kMins = kNoMins;
@@ -195,7 +197,8 @@ alignas(16) constexpr int8_t kIq4NlTable[16] = {-127, -104, -83, -65, -49, -35, 
 
 // Nibbles (low: weights 0..15). w = d * table[nibble].
 struct IQ4_NL : Nibbles18Order {
-  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 32, kGroup = 32;
+  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 32,
+                            kGroup = 32;
   static constexpr bool kSigned = true, kGroupScales = false;
   static constexpr int32_t kMaxCode = 127, kOffset = 0;
   static constexpr MinKind kMins = kNoMins;
@@ -221,7 +224,8 @@ struct IQ4_NL : Nibbles18Order {
 // 64 weights: 2-bit codes, four consecutive ones per byte. w = d * (code - 1). One shift of a word
 // yields columns j, 4 + j, 8 + j, 12 + j of 16: cheaper to rearrange the activations once.
 struct Q2_0 {
-  static constexpr uint32_t kBlock = 64, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 64, kGroup = 64;
+  static constexpr uint32_t kBlock = 64, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 64,
+                            kGroup = 64;
   static constexpr bool kSigned = false, kGroupScales = false;
   static constexpr int32_t kMaxCode = 3, kOffset = 1;
   static constexpr MinKind kMins = kNoMins;

@@ -163,9 +163,8 @@ struct Reg {
   static F EvenWords(F a, F b) { return _mm512_permutex2var_ps(a, Iota(0), b); }
   static F OddWords(F a, F b) { return _mm512_permutex2var_ps(a, Iota(1), b); }
   static I Iota(int i) {  // i, i + 2, ..., i + 30
-    return _mm512_add_epi32(
-        _mm512_set1_epi32(i),
-        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+    return _mm512_add_epi32(_mm512_set1_epi32(i), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16,
+                                                                    18, 20, 22, 24, 26, 28, 30));
   }
   static F SetAll(float x) { return _mm512_set1_ps(x); }
   static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }

@@ -18,7 +18,7 @@ namespace {
 
 struct Simd {
   static constexpr const char* kName = "scalar";
-  static constexpr uint32_t kRows = 4;  // weight rows of one group
+  static constexpr uint32_t kRows = 4;          // weight rows of one group
   static constexpr bool kManyRegisters = true;  // 32: decoders may keep more of them alive
   // Float products: rows times activation rows of one register tile.
   static constexpr uint32_t kFloatTile = 1;

@@ -176,16 +176,19 @@ struct Simd : DotOps, SignOps {
 #ifdef LODE_SIMD_512
   static constexpr bool kPairs32 = true;
   static V32 SplitPairs32(V32 a) {
-    return {{Reg::EvenWords(a.v[0], a.v[1]), Reg::OddWords(a.v[0], a.v[1])}};
+    return {{ Reg::EvenWords(a.v[0], a.v[1]), Reg::OddWords(a.v[0], a.v[1]) }};
   }
   static V32 LoadBf16Pairs32(const uint8_t* p) {
     Words w = Reg::Load(p);
     asm("" : "+v"(w));  // one load: the compiler would make two operands in memory of it
-    return {{Reg::AsFloat(Reg::Shift32<-16>(w)), Reg::AsFloat(Reg::And(w, Reg::Set32(0xffff0000u)))}};
+    return {
+        { Reg::AsFloat(Reg::Shift32<-16>(w)),
+          Reg::AsFloat(Reg::And(w, Reg::Set32(0xffff0000u))) }};
   }
   static V32 FmaFirstPairs32(V32 a, V32 b, V32 acc, uint32_t n) {
-    return {{Reg::FmaFirst(a.v[0], b.v[0], acc.v[0], static_cast<int32_t>((n + 1) / 2)),
-             Reg::FmaFirst(a.v[1], b.v[1], acc.v[1], static_cast<int32_t>(n / 2))}};
+    return {
+        { Reg::FmaFirst(a.v[0], b.v[0], acc.v[0], static_cast<int32_t>((n + 1) / 2)),
+          Reg::FmaFirst(a.v[1], b.v[1], acc.v[1], static_cast<int32_t>(n / 2)) }};
   }
   static float JoinPairs32(V32 a) { return canonical::Add(Reg::Join(a.v[0]), Reg::Join(a.v[1])); }
 #else
