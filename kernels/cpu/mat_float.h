@@ -81,7 +81,8 @@ __attribute__((noinline, flatten)) void FloatProducts(const MatArgs& m, uint32_t
   for (auto& of_row : tile.acc)
     for (auto& partials : of_row) partials = S::Zero32();
   size_t i = 0;
-  for (; i + 64 <= m.n_cols; i += 64) tile.template Step<2>(i);
+  if constexpr (S::kManyRegisters)
+    for (; i + 64 <= m.n_cols; i += 64) tile.template Step<2>(i);
   for (; i + 32 <= m.n_cols; i += 32) tile.template Step<1>(i);
   if (i < m.n_cols) tile.Last(i, static_cast<uint32_t>(m.n_cols - i));
   for (uint32_t r = 0; r < kR; ++r)

@@ -237,9 +237,15 @@ struct Q2_0 {
       this->template Bytes<kI>(raw);
       for (int i = 0; i < 4; ++i) {
         out[4 * i] = S::template Field<0, 3>(raw[i]);
+#ifdef LODE_LAB_INPLACE
+        out[4 * i + 1] = S::template Field<0, 0x0c>(raw[i]);
+        out[4 * i + 2] = S::template Field<0, 0x30>(raw[i]);
+        out[4 * i + 3] = S::template Field<0, 0xc0>(raw[i]);
+#else
         out[4 * i + 1] = S::template Field<2, 3>(raw[i]);
         out[4 * i + 2] = S::template Field<4, 3>(raw[i]);
         out[4 * i + 3] = S::template Field<6, 3>(raw[i]);
+#endif
       }
     }
   };
