@@ -110,20 +110,23 @@ constexpr uint32_t StepAt(uint32_t n) {
   return n;
 }
 
+// Steps of 64 weights with several activation rows take all registers there are: nothing else may
+// stay alive, and the compiler's scheduler is left to itself.
+template <class F, uint32_t kActs>
+constexpr bool kFullStep = F::kStep > 32 && kActs != 1;
+
 // Fetches a stretch of memory into the second-level cache, line by line, while another is worked
 // off: as many bytes per unit of blocks as the unit itself has, spread evenly over its steps. In
 // one go they would take every line buffer of the core, and loads that only want the second-level
 // cache would wait behind them.
 struct LinearPrefetch {
   const uint8_t* next;
-  template <uint32_t kStep, uint32_t kSteps, size_t kBytes>
+  template <uint32_t kStep, uint32_t kSteps, size_t kBytes, bool kFence>
   LODE_ALWAYS_INLINE void Step() const {
     constexpr size_t kLines = (kBytes + kCacheLineBytes - 1) / kCacheLineBytes;
     for (size_t i = kStep * kLines / kSteps; i < (kStep + 1) * kLines / kSteps; ++i)
       __builtin_prefetch(next + i * kCacheLineBytes, 0, 2);
-#ifndef LODE_LAB_NOBAR
-    asm volatile("");  // the compiler's scheduler would move them all to the front
-#endif
+    if constexpr (kFence) asm volatile("");  // the compiler would move them all to the front
   }
 };
 
@@ -140,7 +143,7 @@ LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
     typename S::Words isum[Acts<kActs>::kMost];
     Unroll<kSteps>([&](auto n) __attribute__((always_inline)) {
       constexpr uint32_t step = StepAt<F>(n);
-      ahead->Step<i * kSteps + n, kN * kSteps, kBytes>();
+      ahead->Step<i * kSteps + n, kN * kSteps, kBytes, !kFullStep<F, kActs>>();
       typename S::Words w[F::kStep / 4];
       raw.template Codes<i, step>(w);
       AddStep<S, F, kActs, step>(acts, block + i, raw, w, isum);
@@ -154,23 +157,24 @@ LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
 // instruction set no registers for it.
 template <class S, class F, uint32_t kActs>
 constexpr uint32_t LongUnit() {
-#ifndef LODE_LAB_NOLONG
   if constexpr (requires { F::kLongUnit; })
-    return S::kManyRegisters && (kActs == 1 || F::kStep <= 32) ? F::kLongUnit : 0;
-#endif
+    return S::kManyRegisters && !kFullStep<F, kActs> ? F::kLongUnit : 0;
   return 0;
 }
-template <class S, class F, uint32_t kActs>
-constexpr uint32_t kLongUnitOf = LongUnit<S, F, kActs>();
 template <uint32_t kN>
 using Unit = std::integral_constant<uint32_t, kN>;
 
-// n_blocks of one row group; sums[a] are added to.
+// n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined:
+// a real call would spill all vector registers.
 template <class S, class F, uint32_t kActs>
-LODE_ALWAYS_INLINE void GroupBlocks(const uint8_t* w, size_t stride, uint32_t first_block,
-                                    uint32_t n_blocks, LinearPrefetch ahead,
-                                    const Acts<kActs>& acts, typename S::RowsF* sums) {
+__attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride,
+                                                 uint32_t first_block, uint32_t n_blocks,
+                                                 LinearPrefetch ahead, Acts<kActs> acts,
+                                                 typename S::RowsF* acc) {
   typename S::Rows rows = S::RowsAt(w, stride);
+  // The compiler takes a store of a vector for a store to anything: sums stay here until the end.
+  typename S::RowsF sums[Acts<kActs>::kMost];
+  for (uint32_t a = 0; a < acts.Count(); ++a) sums[a] = acc[a];
   uint32_t b = 0;
   const auto run = [&](auto unit) __attribute__((always_inline)) {
     for (; b + unit <= n_blocks; b += unit) {
@@ -178,20 +182,10 @@ LODE_ALWAYS_INLINE void GroupBlocks(const uint8_t* w, size_t stride, uint32_t fi
       rows.Step(unit * F::kBytes);
     }
   };
-  if constexpr (kLongUnitOf < S, F, kActs >> 0) run(Unit<kLongUnitOf<S, F, kActs>>{});
-  if constexpr (F::kUnit > 1) run(Unit<F::kUnit>{});
+  constexpr uint32_t kLong = LongUnit<S, F, kActs>();
+  if constexpr (kLong != 0) run(Unit<kLong>{});
+  if constexpr (F::kUnit != 1) run(Unit<F::kUnit>{});
   run(Unit<1>{});
-}
-
-// Everything called from here is inlined: a real call would spill all vector registers.
-template <class S, class F, uint32_t kActs>
-__attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride,
-                                                 uint32_t first_block, uint32_t n_blocks,
-                                                 LinearPrefetch ahead, Acts<kActs> acts,
-                                                 typename S::RowsF* acc) {
-  typename S::RowsF sums[Acts<kActs>::kMost];
-  for (uint32_t a = 0; a < acts.Count(); ++a) sums[a] = acc[a];
-  GroupBlocks<S, F, kActs>(w, stride, first_block, n_blocks, ahead, acts, sums);
   for (uint32_t a = 0; a < acts.Count(); ++a) acc[a] = sums[a];
 }
 
@@ -255,11 +249,8 @@ void MatFewRows(const MatArgs& m, size_t column, uint32_t n_blocks, const Acts<k
 
 // All rows, at least a group, columns of one panel. The last group of a count that is no multiple
 // of kRows overlaps the one before; rows that are already done are computed again and not stored.
-// Everything called from here is inlined: a call would spill all vector registers, and what the
-// groups have in common is prepared once.
 template <class S, class F, uint32_t kActs>
-__attribute__((noinline, flatten)) void MatPanel(const MatArgs& m, size_t column, uint32_t n_blocks,
-                                                 const Acts<kActs> acts) {
+void MatPanel(const MatArgs& m, size_t column, uint32_t n_blocks, const Acts<kActs>& acts) {
   const bool last_panel = column + size_t{n_blocks} * F::kBlock == m.n_cols;
   const uint8_t* w = m.w + column / F::kBlock * F::kBytes;
   PrefetchGroup(w, n_blocks * F::kBytes == m.row_bytes ? S::kRows * m.row_bytes : 0);
@@ -272,15 +263,10 @@ __attribute__((noinline, flatten)) void MatPanel(const MatArgs& m, size_t column
       ahead = m.next != nullptr && last_panel ? m.next(m.next_context) : nullptr;
       if (ahead == nullptr) ahead = group;
     }
-    // The compiler takes a store of a vector for a store to anything: sums stay here until the end.
-    typename S::RowsF sums[Acts<kActs>::kMost];
-    LoadSums<S>(m, row, S::kRows, column == 0, sums);
-    if constexpr (kActs == 0) {  // loops over activation rows: better off without the rest of this
-      RowGroup<S, F, kActs>(group, m.row_bytes, 0, n_blocks, {ahead}, acts, sums);
-    } else {
-      GroupBlocks<S, F, kActs>(group, m.row_bytes, 0, n_blocks, {ahead}, acts, sums);
-    }
-    StoreSums<S>(m, row, skip, S::kRows, sums);
+    typename S::RowsF acc[Acts<kActs>::kMost];
+    LoadSums<S>(m, row, S::kRows, column == 0, acc);
+    RowGroup<S, F, kActs>(group, m.row_bytes, 0, n_blocks, {ahead}, acts, acc);
+    StoreSums<S>(m, row, skip, S::kRows, acc);
   }
 }
 

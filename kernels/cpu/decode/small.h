@@ -95,14 +95,14 @@ struct Q8_0 {
 };
 
 // ---- 18 bytes: f16 d, 16 bytes of codes ---------------------------------------------------------
-// Four code words of each block, whatever the codes are.
-template <class S, uint32_t kN>
+// Four code words of each block, whatever the codes are; loaded kPiece words at a time.
+template <class S, uint32_t kN, uint32_t kPiece = 8>
 struct Raw18;
-template <class S>
-struct Raw18<S, 2> {
+template <class S, uint32_t kPiece>
+struct Raw18<S, 2, kPiece> {
   typename S::Words w[9];
   LODE_ALWAYS_INLINE void Load(const typename S::Rows& rows) {
-    LoadRun<S, 2>(rows, 0, w);
+    for (uint32_t i = 0; i < 8; i += kPiece) LoadRun<S, kPiece / 4>(rows, 4 * i, w + i);
     typename S::Words last[4];
     S::LoadColumns(rows, 20, last);
     w[8] = last[3];
@@ -119,8 +119,8 @@ struct Raw18<S, 2> {
   }
 };
 // Four pairs: 144 bytes, a whole number of pieces.
-template <class S>
-struct Raw18<S, 8> : RowWords<S, 36> {
+template <class S, uint32_t kPiece>
+struct Raw18<S, 8, kPiece> : RowWords<S, 36, kPiece> {
   LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) { this->rows = r; }
   template <uint32_t kI>
   LODE_ALWAYS_INLINE void Bytes(typename S::Words* out) {
@@ -134,8 +134,8 @@ struct Raw18<S, 8> : RowWords<S, 36> {
     return kI % 2 ? S::HalfHigh(this->w[kI / 2 * 9 + 4]) : S::HalfLow(this->w[kI / 2 * 9]);
   }
 };
-template <class S>
-struct Raw18<S, 1> {
+template <class S, uint32_t kPiece>
+struct Raw18<S, 1, kPiece> {
   typename S::Words w[4], head[4];
   LODE_ALWAYS_INLINE void Load(const typename S::Rows& rows) {
     S::LoadColumns(rows, 0, head);
@@ -229,23 +229,18 @@ struct Q2_0 {
   static constexpr bool kSigned = false, kGroupScales = false;
   static constexpr int32_t kMaxCode = 3, kOffset = 1;
   static constexpr MinKind kMins = kNoMins;
+  // Bound by the ports of vector instructions, not by loads: 16 bytes at a time want fewer of them.
   template <class S, uint32_t kN>
-  struct Raw : Raw18<S, kN> {
+  struct Raw : Raw18<S, kN, 4> {
     template <uint32_t kI, uint32_t>
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
       typename S::Words raw[4];
       this->template Bytes<kI>(raw);
       for (int i = 0; i < 4; ++i) {
         out[4 * i] = S::template Field<0, 3>(raw[i]);
-#ifdef LODE_LAB_INPLACE
-        out[4 * i + 1] = S::template Field<0, 0x0c>(raw[i]);
-        out[4 * i + 2] = S::template Field<0, 0x30>(raw[i]);
-        out[4 * i + 3] = S::template Field<0, 0xc0>(raw[i]);
-#else
         out[4 * i + 1] = S::template Field<2, 3>(raw[i]);
         out[4 * i + 2] = S::template Field<4, 3>(raw[i]);
         out[4 * i + 3] = S::template Field<6, 3>(raw[i]);
-#endif
       }
     }
   };
@@ -295,7 +290,7 @@ struct Q5_1 : NaturalOrder {
     template <uint32_t kI, uint32_t>
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) const {
       SplitNibbles<S>(w + 6 * kI + 2, out);
-      S::template AddBits<16>(out, w[6 * kI + 1]);
+      S::AddFifthBits(out, w[6 * kI + 1]);
     }
     template <uint32_t kI>
     LODE_ALWAYS_INLINE typename S::RowsF Scale() const {

@@ -105,6 +105,16 @@ struct SignOps {
     return _mm512_multishift_epi64_epi8(
         _mm512_set1_epi64(static_cast<int64_t>((kFirst ^ 0x20202020) << 32 | kFirst)), signs);
   }
+  // Bits 4 n .. 4 n + 3 of every lane, one to a byte, where they are bit 4; other bits are
+  // anything.
+  template <uint32_t n>
+  static Words FourBitsToBit4(Words w) {
+    // The eight bits from 60 + 4 n on, modulo 64, have bit 4 n as bit 4.
+    constexpr auto at = [](uint64_t i) { return (60 + 4 * n + i) % 64 << (8 * i); };
+    constexpr uint64_t kLow = at(0) | at(1) | at(2) | at(3);
+    return _mm512_multishift_epi64_epi8(
+        _mm512_set1_epi64(static_cast<int64_t>((kLow ^ 0x20202020) << 32 | kLow)), w);
+  }
   // Four 7-bit fields of every lane -> bytes with the parity in bit 7.
   static Words EvenSignBytes(Words w) {
     return AffineBytes<kEvenSigns>(

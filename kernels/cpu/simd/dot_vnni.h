@@ -30,15 +30,6 @@ struct DotOps {
 
   template <uint32_t kWords, int kMaxCode, bool kSigned>
   static Words Dot(Words start, const Words* w, const int8_t* y) {
-#ifdef LODE_LAB_INPLACE
-    if constexpr (kWords == 16) {
-      Words sum[4] = {start, Reg::Zero(), Reg::Zero(), Reg::Zero()};
-#pragma GCC unroll 16
-      for (uint32_t i = 0; i < kWords; ++i)
-        sum[i % 4] = Reg::DpbusdAll(sum[i % 4], w[i], y + 4 * i);
-      return Reg::Add32(Reg::Add32(sum[0], Reg::ShiftSigned32<2>(sum[1])), Reg::Add32(Reg::ShiftSigned32<4>(sum[2]), Reg::ShiftSigned32<6>(sum[3])));
-    }
-#endif
     constexpr uint32_t kChains = kWords >= kChainWords ? 2 : 1;
     Words sum[2] = {start, Reg::Zero()};
 #pragma GCC unroll 16

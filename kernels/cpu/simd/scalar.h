@@ -111,12 +111,11 @@ struct Simd {
   static Words BlendHalves(const Words& a, const Words& b) {
     return PerRow([&](uint32_t k) { return (a.v[k] & 0xffffu) | (b.v[k] & 0xffff0000u); });
   }
-  // Sets kValue in byte i of word n of eight where bit 4 n + i of `bits` is set.
-  template <uint8_t kValue>
-  static void AddBits(Words* codes, const Words& bits) {
+  // Adds 16 to byte i of word n of eight nibbles a byte where bit 4 n + i of `bits` is set.
+  static void AddFifthBits(Words* codes, const Words& bits) {
     for (uint32_t n = 0; n < 8; ++n)
       codes[n] = PerByte([&](uint32_t k, uint32_t i) {
-        return Byte(codes[n], k, i) | ((bits.v[k] >> (4 * n + i)) & 1) * kValue;
+        return Byte(codes[n], k, i) | ((bits.v[k] >> (4 * n + i)) & 1) * 16;
       });
   }
   // SignedCodes of table[code], codes 0..15; table has 16 bytes.

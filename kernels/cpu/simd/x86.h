@@ -22,6 +22,7 @@
 #include "kernels/cpu/simd/signs.h"
 #endif
 #include "kernels/canonical.h"
+#include "kernels/cpu/decode/decode.h"
 
 namespace lode {
 namespace {
@@ -43,7 +44,7 @@ struct Simd : DotOps, SignOps {
     Reg::LoadColumns(rows, offset, out);
   }
   static void LoadColumns2(const Rows& rows, uint32_t offset, Words* out) {
-#if defined(LODE_SIMD_512) && !defined(LODE_LAB_NARROW)
+#ifdef LODE_SIMD_512
     Reg::LoadColumns2(rows, offset, out);
 #else
     Reg::LoadColumns(rows, offset, out);
@@ -77,15 +78,20 @@ struct Simd : DotOps, SignOps {
     return Reg::Sub8(a, Reg::Set32(kValue * 0x01010101u));
   }
   static Words BlendHalves(Words a, Words b) { return Reg::Blend16(a, b); }
-  // Sets kValue in byte i of word n where bit 4 n + i of `bits` is set.
-  template <uint8_t kValue>
-  static void AddBits(Words* codes, Words bits) {
-    const Words value = Reg::Set32(kValue * 0x01010101u);
+  // Adds 16 to byte i of word n where bit 4 n + i of `bits` is set; codes are nibbles.
+  static void AddFifthBits(Words* codes, Words bits) {
+#ifdef LODE_SIMD_VBMI
+    Unroll<8>([&](auto n) __attribute__((always_inline)) {
+      codes[n] = Select<0x10>(FourBitsToBit4<n>(bits), codes[n]);
+    });
+#else
+    const Words value = Reg::Set32(0x10101010u);
     for (uint32_t b = 0; b < 4; ++b) {
       const Words spread = SpreadBytes(bits, b * 0x01010101u);
       codes[2 * b] = Reg::AddWhere(codes[2 * b], spread, Reg::Set32(0x08040201u), value);
       codes[2 * b + 1] = Reg::AddWhere(codes[2 * b + 1], spread, Reg::Set32(0x80402010u), value);
     }
+#endif
   }
   static Words LookupSigned(const int8_t* table, Words w) {
     const Words biased = SignedCodes(Reg::Broadcast128(table));  // loop-invariant
