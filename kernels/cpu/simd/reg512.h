@@ -160,8 +160,14 @@ struct Reg {
   static F HalfHigh(I a) { return HalfLow(Shift32<16>(a)); }
 #endif
   static F AsFloat(I a) { return _mm512_castsi512_ps(a); }
-  static F EvenWords(F a, F b) { return _mm512_permutex2var_ps(a, Iota(0), b); }
-  static F OddWords(F a, F b) { return _mm512_permutex2var_ps(a, Iota(1), b); }
+  // Two registers in a.v -> their even words, their odd words. Both are loaded once: the compiler
+  // would make operands in memory of them, twice.
+  template <class V>
+  static V SplitWords(V a) {
+    asm("" : "+v"(a.v[0]), "+v"(a.v[1]));
+    return {{_mm512_permutex2var_ps(a.v[0], Iota(0), a.v[1]),
+             _mm512_permutex2var_ps(a.v[0], Iota(1), a.v[1])}};
+  }
   static I Iota(int i) {  // i, i + 2, ..., i + 30
     return _mm512_add_epi32(_mm512_set1_epi32(i), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16,
                                                                     18, 20, 22, 24, 26, 28, 30));

@@ -182,7 +182,7 @@ struct Simd : DotOps, SignOps {
 #ifdef LODE_SIMD_512
   static constexpr bool kPairs32 = true;
   static V32 SplitPairs32(V32 a) {
-    return {{ Reg::EvenWords(a.v[0], a.v[1]), Reg::OddWords(a.v[0], a.v[1]) }};
+    return Reg::SplitWords(a);
   }
   static V32 LoadBf16Pairs32(const uint8_t* p) {
     Words w = Reg::Load(p);
