@@ -181,9 +181,7 @@ struct Simd : DotOps, SignOps {
   // The same as even partials and odd ones: a word of two bf16 weights gives one of each.
 #ifdef LODE_SIMD_512
   static constexpr bool kPairs32 = true;
-  static V32 SplitPairs32(V32 a) {
-    return Reg::SplitWords(a);
-  }
+  static V32 SplitPairs32(V32 a) { return Reg::SplitWords(a); }
   static V32 LoadBf16Pairs32(const uint8_t* p) {
     Words w = Reg::Load(p);
     asm("" : "+v"(w));  // one load: the compiler would make two operands in memory of it
