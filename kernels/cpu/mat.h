@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/act_panel.h"
 #include "kernels/cpu/decode/grid.h"
@@ -109,17 +110,23 @@ constexpr uint32_t StepAt(uint32_t n) {
   return n;
 }
 
+// Steps of 64 weights with several activation rows take all registers there are: nothing else may
+// stay alive, and the compiler's scheduler is left to itself.
+template <class F, uint32_t kActs>
+constexpr bool kFullStep = F::kStep > 32 && kActs != 1;
+
 // Fetches a stretch of memory into the second-level cache, line by line, while another is worked
 // off: as many bytes per unit of blocks as the unit itself has, spread evenly over its steps. In
 // one go they would take every line buffer of the core, and loads that only want the second-level
 // cache would wait behind them.
 struct LinearPrefetch {
   const uint8_t* next;
-  template <uint32_t kStep, uint32_t kSteps, size_t kBytes>
+  template <uint32_t kStep, uint32_t kSteps, size_t kBytes, bool kFence>
   LODE_ALWAYS_INLINE void Step() const {
     constexpr size_t kLines = (kBytes + kCacheLineBytes - 1) / kCacheLineBytes;
     for (size_t i = kStep * kLines / kSteps; i < (kStep + 1) * kLines / kSteps; ++i)
       __builtin_prefetch(next + i * kCacheLineBytes, 0, 2);
+    if constexpr (kFence) asm volatile("");  // the compiler would move them all to the front
   }
 };
 
@@ -136,7 +143,7 @@ LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
     typename S::Words isum[Acts<kActs>::kMost];
     Unroll<kSteps>([&](auto n) __attribute__((always_inline)) {
       constexpr uint32_t step = StepAt<F>(n);
-      ahead->Step<i * kSteps + n, kN * kSteps, kBytes>();
+      ahead->Step<i * kSteps + n, kN * kSteps, kBytes, !kFullStep<F, kActs>>();
       typename S::Words w[F::kStep / 4];
       raw.template Codes<i, step>(w);
       AddStep<S, F, kActs, step>(acts, block + i, raw, w, isum);
@@ -146,25 +153,40 @@ LODE_ALWAYS_INLINE void Blocks(const typename S::Rows& rows, uint32_t block,
   ahead->next += kBytes;
 }
 
+// Blocks that are read together while there are so many; 0: the format has no such unit, or the
+// instruction set no registers for it.
+template <class S, class F, uint32_t kActs>
+constexpr uint32_t LongUnit() {
+  if constexpr (requires { F::kLongUnit; })
+    return S::kManyRegisters && !kFullStep<F, kActs> ? F::kLongUnit : 0;
+  return 0;
+}
+template <uint32_t kN>
+using Unit = std::integral_constant<uint32_t, kN>;
+
 // n_blocks of one row group, whose sums so far are in acc. Everything called from here is inlined:
 // a real call would spill all vector registers.
 template <class S, class F, uint32_t kActs>
 __attribute__((noinline, flatten)) void RowGroup(const uint8_t* w, size_t stride,
                                                  uint32_t first_block, uint32_t n_blocks,
-                                                 LinearPrefetch ahead, const Acts<kActs>& acts,
+                                                 LinearPrefetch ahead, Acts<kActs> acts,
                                                  typename S::RowsF* acc) {
   typename S::Rows rows = S::RowsAt(w, stride);
+  // The compiler takes a store of a vector for a store to anything: sums stay here until the end.
+  typename S::RowsF sums[Acts<kActs>::kMost];
+  for (uint32_t a = 0; a < acts.Count(); ++a) sums[a] = acc[a];
   uint32_t b = 0;
-  for (; b + F::kUnit <= n_blocks; b += F::kUnit) {
-    Blocks<S, F, F::kUnit, kActs>(rows, first_block + b, acts, &ahead, acc);
-    rows.Step(F::kUnit * F::kBytes);
-  }
-  if constexpr (F::kUnit > 1) {
-    for (; b < n_blocks; ++b) {
-      Blocks<S, F, 1, kActs>(rows, first_block + b, acts, &ahead, acc);
-      rows.Step(F::kBytes);
+  const auto run = [&](auto unit) __attribute__((always_inline)) {
+    for (; b + unit <= n_blocks; b += unit) {
+      Blocks<S, F, unit, kActs>(rows, first_block + b, acts, &ahead, sums);
+      rows.Step(unit * F::kBytes);
     }
-  }
+  };
+  constexpr uint32_t kLong = LongUnit<S, F, kActs>();
+  if constexpr (kLong != 0) run(Unit<kLong>{});
+  if constexpr (F::kUnit != 1) run(Unit<F::kUnit>{});
+  run(Unit<1>{});
+  for (uint32_t a = 0; a < acts.Count(); ++a) acc[a] = sums[a];
 }
 
 // Fewer rows than a group: they are copied, a piece at a time, beside rows of zeros.
@@ -183,21 +205,27 @@ inline void FewRows(const uint8_t* w, size_t stride, uint32_t n_rows, uint32_t n
   }
 }
 
-// Sums of one group, out[a][row + r] for r in [skip, kRows): zero for the first columns, else so
+// Sums of one group, out[a][row + r] for r in [skip, n_rows): zero for the first columns, else so
 // far.
 template <class S>
-inline void LoadSums(const MatArgs& m, uint32_t row, uint32_t n_rows, bool first,
-                     typename S::RowsF* acc) {
+LODE_ALWAYS_INLINE void LoadSums(const MatArgs& m, uint32_t row, uint32_t n_rows, bool first,
+                                 typename S::RowsF* acc) {
   for (uint32_t a = 0; a < m.n_acts; ++a) {
+    acc[a] = S::SetAll(0.0f);
+    if (first) continue;
     float sums[S::kRows] = {};
-    if (!first) std::memcpy(sums, m.out[a] + row, n_rows * sizeof(float));
+    std::memcpy(sums, m.out[a] + row, n_rows * sizeof(float));
     acc[a] = S::LoadRows(sums);
   }
 }
 template <class S>
-inline void StoreSums(const MatArgs& m, uint32_t row, uint32_t skip, uint32_t n_rows,
-                      const typename S::RowsF* acc) {
+LODE_ALWAYS_INLINE void StoreSums(const MatArgs& m, uint32_t row, uint32_t skip, uint32_t n_rows,
+                                  const typename S::RowsF* acc) {
   for (uint32_t a = 0; a < m.n_acts; ++a) {
+    if (skip == 0 && n_rows == S::kRows) {
+      S::StoreRows(m.out[a] + row, acc[a]);
+      continue;
+    }
     float sums[S::kRows];
     S::StoreRows(sums, acc[a]);
     std::memcpy(m.out[a] + row + skip, sums + skip, (n_rows - skip) * sizeof(float));
@@ -210,35 +238,43 @@ inline void PrefetchGroup(const uint8_t* w, size_t bytes) {
   for (size_t i = 0; i < bytes; i += kCacheLineBytes) __builtin_prefetch(w + i, 0, 2);
 }
 
-// All rows, columns of one panel. The last group of a count that is no multiple of kRows overlaps
-// the one before; rows that are already done are computed again and not stored.
 template <class S, class F, uint32_t kActs>
-void MatPanel(const MatArgs& m, size_t column, uint32_t n_cols, const ActPanel* panel) {
-  const bool last_panel = column + n_cols == m.n_cols;
-  const Acts<kActs> acts = {panel, m.n_acts};
-  const uint32_t n_blocks = n_cols / F::kBlock;
-  const uint8_t* w = m.w + column / F::kBlock * F::kBytes;
+void MatFewRows(const MatArgs& m, size_t column, uint32_t n_blocks, const Acts<kActs>& acts) {
   typename S::RowsF acc[Acts<kActs>::kMost];
-  if (m.n_rows < S::kRows) {
-    LoadSums<S>(m, 0, m.n_rows, column == 0, acc);
-    FewRows<S, F, kActs>(w, m.row_bytes, m.n_rows, n_blocks, acts, acc);
-    StoreSums<S>(m, 0, 0, m.n_rows, acc);
-    return;
-  }
+  LoadSums<S>(m, 0, m.n_rows, column == 0, acc);
+  FewRows<S, F, kActs>(m.w + column / F::kBlock * F::kBytes, m.row_bytes, m.n_rows, n_blocks, acts,
+                       acc);
+  StoreSums<S>(m, 0, 0, m.n_rows, acc);
+}
+
+// All rows, at least a group, columns of one panel. The last group of a count that is no multiple
+// of kRows overlaps the one before; rows that are already done are computed again and not stored.
+template <class S, class F, uint32_t kActs>
+void MatPanel(const MatArgs& m, size_t column, uint32_t n_blocks, const Acts<kActs>& acts) {
+  const bool last_panel = column + size_t{n_blocks} * F::kBlock == m.n_cols;
+  const uint8_t* w = m.w + column / F::kBlock * F::kBytes;
   PrefetchGroup(w, n_blocks * F::kBytes == m.row_bytes ? S::kRows * m.row_bytes : 0);
   for (uint32_t done = 0; done < m.n_rows; done += S::kRows) {
     const uint32_t left = m.n_rows - done;
     const uint32_t skip = left < S::kRows ? S::kRows - left : 0, row = done - skip;
     const uint8_t* group = w + row * m.row_bytes;
-    LoadSums<S>(m, row, S::kRows, column == 0, acc);
     const uint8_t* ahead = group + S::kRows * m.row_bytes;
     if (left <= S::kRows) {  // the last group: itself again, which costs nothing
       ahead = m.next != nullptr && last_panel ? m.next(m.next_context) : nullptr;
       if (ahead == nullptr) ahead = group;
     }
+    typename S::RowsF acc[Acts<kActs>::kMost];
+    LoadSums<S>(m, row, S::kRows, column == 0, acc);
     RowGroup<S, F, kActs>(group, m.row_bytes, 0, n_blocks, {ahead}, acts, acc);
     StoreSums<S>(m, row, skip, S::kRows, acc);
   }
+}
+
+template <class S, class F, uint32_t kActs>
+void MatColumns(const MatArgs& m, size_t column, uint32_t n_cols, const ActPanel* panel) {
+  const Acts<kActs> acts = {panel, m.n_acts};
+  if (m.n_rows < S::kRows) return MatFewRows<S, F, kActs>(m, column, n_cols / F::kBlock, acts);
+  MatPanel<S, F, kActs>(m, column, n_cols / F::kBlock, acts);
 }
 
 // ---- what the kernel table holds ---------------------------------------------------------------
@@ -250,11 +286,11 @@ void MatQuantised(const MatArgs& m) {
         static_cast<uint32_t>(m.n_cols - column < kPanelCols ? m.n_cols - column : kPanelCols);
     for (uint32_t a = 0; a < m.n_acts; ++a) PreparePanel<S, F>(m.acts[a], column, n, &panel[a]);
     if (m.n_acts == 1) {
-      MatPanel<S, F, 1>(m, column, n, panel);
+      MatColumns<S, F, 1>(m, column, n, panel);
     } else if (m.n_acts == 4) {
-      MatPanel<S, F, 4>(m, column, n, panel);
+      MatColumns<S, F, 4>(m, column, n, panel);
     } else {
-      MatPanel<S, F, 0>(m, column, n, panel);
+      MatColumns<S, F, 0>(m, column, n, panel);
     }
   }
 }

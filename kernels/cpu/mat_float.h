@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cpu/decode/decode.h"
 #include "kernels/kernel_table.h"
 
 namespace lode {
@@ -14,54 +15,100 @@ namespace {
 
 constexpr uint32_t kActsMax = 8;  // kWindowRowsMax: activation rows that share one decode
 
+// Products of kR rows with kA activation rows. Where two weights of two bytes share a word, words
+// are split into even and odd weights by one instruction each, activations likewise, and the
+// partials stand in that order until they are joined.
 template <class S, class F, uint32_t kR, uint32_t kA>
-void FloatTile(const uint8_t* w, size_t row_bytes, const ActRow* acts, uint32_t n,
-               float* const* out, uint32_t row) {
-  typename S::V32 acc[kR][kA];
-  for (auto& of_row : acc)
-    for (auto& partials : of_row) partials = S::Zero32();
-  uint32_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    typename S::V32 x[kA];
-    for (uint32_t a = 0; a < kA; ++a) x[a] = S::Load32(acts[a].f + i);
-    for (uint32_t r = 0; r < kR; ++r) {
-      const typename S::V32 v =
-          F::template Load32<S>(w + r * row_bytes + static_cast<size_t>(i) * F::kBytes);
-      for (uint32_t a = 0; a < kA; ++a) acc[r][a] = S::Fma32(v, x[a], acc[r][a]);
-    }
+struct FloatTile {
+  using V = typename S::V32;
+  static constexpr bool kPairs = F::template kPairs<S>;
+  const uint8_t* w;
+  size_t row_bytes;
+  const ActRow* acts;
+  V acc[kR][kA];
+
+  static LODE_ALWAYS_INLINE V Weights(const uint8_t* p) {
+    if constexpr (kPairs) return F::template LoadPairs32<S>(p);
+    return F::template Load32<S>(p);
   }
-  if (i < n) {
+  static LODE_ALWAYS_INLINE V Activations(const float* p) {
+    if constexpr (kPairs) return S::SplitPairs32(S::Load32(p));
+    return S::Load32(p);
+  }
+  const uint8_t* At(size_t r, size_t i) const { return w + r * row_bytes + i * F::kBytes; }
+  // Columns [i, i + 32 kN), row by row: neighbouring lines of a row are asked for together.
+  template <uint32_t kN>
+  LODE_ALWAYS_INLINE void Step(size_t i) {
+    V x[kN][kA];
+    Unroll<kN * kA>([&](auto k) __attribute__((always_inline)) {
+      x[k / kA][k % kA] = Activations(acts[k % kA].f + i + 32 * (k / kA));
+    });
+    Unroll<kR * kN>([&](auto k) __attribute__((always_inline)) {
+      constexpr uint32_t kRow = k / kN, kPart = k % kN;
+      const V v = Weights(At(kRow, i + 32 * kPart));
+      Unroll<kA>([&](auto a) __attribute__((always_inline)) {
+        acc[kRow][a] = S::Fma32(v, x[kPart][a], acc[kRow][a]);
+      });
+    });
+  }
+  // The last n columns, fewer than 32: the other partials are not touched.
+  void Last(size_t i, uint32_t n) {
     for (uint32_t r = 0; r < kR; ++r) {
       uint8_t rest[32 * F::kBytes] = {};
-      std::memcpy(rest, w + r * row_bytes + static_cast<size_t>(i) * F::kBytes,
-                  (n - i) * F::kBytes);
+      std::memcpy(rest, At(r, i), n * F::kBytes);
       for (uint32_t a = 0; a < kA; ++a) {
         float x[32] = {};
-        std::memcpy(x, acts[a].f + i, (n - i) * sizeof(float));
-        acc[r][a] = S::FmaFirst32(F::template Load32<S>(rest), S::Load32(x), acc[r][a], n - i);
+        std::memcpy(x, acts[a].f + i, n * sizeof(float));
+        if constexpr (kPairs) {
+          acc[r][a] = S::FmaFirstPairs32(Weights(rest), Activations(x), acc[r][a], n);
+        } else {
+          acc[r][a] = S::FmaFirst32(Weights(rest), Activations(x), acc[r][a], n);
+        }
       }
     }
   }
+  static float Join(const V& v) {
+    if constexpr (kPairs) return S::JoinPairs32(v);
+    return S::Join32(v);
+  }
+};
+
+// Everything inlined, so that sums stay in registers.
+template <class S, class F, uint32_t kR, uint32_t kA>
+__attribute__((noinline, flatten)) void FloatProducts(const MatArgs& m, uint32_t row,
+                                                      uint32_t act) {
+  FloatTile<S, F, kR, kA> tile = {m.w + row * m.row_bytes, m.row_bytes, m.acts + act, {}};
+  for (auto& of_row : tile.acc)
+    for (auto& partials : of_row) partials = S::Zero32();
+  size_t i = 0;
+  if constexpr (S::kManyRegisters)
+    for (; i + 64 <= m.n_cols; i += 64) tile.template Step<2>(i);
+  for (; i + 32 <= m.n_cols; i += 32) tile.template Step<1>(i);
+  if (i < m.n_cols) tile.Last(i, static_cast<uint32_t>(m.n_cols - i));
   for (uint32_t r = 0; r < kR; ++r)
-    for (uint32_t a = 0; a < kA; ++a) out[a][row + r] = S::Join32(acc[r][a]);
+    for (uint32_t a = 0; a < kA; ++a) m.out[act + a][row + r] = tile.Join(tile.acc[r][a]);
 }
 
-template <class S, class F, uint32_t kR>
-void FloatRows(const MatArgs& m, uint32_t row) {
-  const uint8_t* w = m.w + row * m.row_bytes;
-  uint32_t a = 0;
-  for (; a + S::kFloatActs <= m.n_acts; a += S::kFloatActs)
-    FloatTile<S, F, kR, S::kFloatActs>(w, m.row_bytes, m.acts + a, m.n_cols, m.out + a, row);
-  for (; a < m.n_acts; ++a)
-    FloatTile<S, F, kR, 1>(w, m.row_bytes, m.acts + a, m.n_cols, m.out + a, row);
+// Rows [row, end): tiles of S::kFloatTile accumulators.
+template <class S, class F, uint32_t kA>
+void FloatRows(const MatArgs& m, uint32_t row, uint32_t end, uint32_t act) {
+  constexpr uint32_t kR = S::kFloatTile / kA;
+  for (; row + kR <= end; row += kR) FloatProducts<S, F, kR, kA>(m, row, act);
+  for (; row < end; ++row) FloatProducts<S, F, 1, kA>(m, row, act);
 }
 
+// Blocks of rows that stay in the second-level cache meet two activation rows at a time: those stay
+// in the first-level cache, where eight would not fit.
 template <class S, class F>
 void MatPlain(const MatArgs& m) {
-  uint32_t row = 0;
-  for (; row + S::kFloatRows <= m.n_rows; row += S::kFloatRows)
-    FloatRows<S, F, S::kFloatRows>(m, row);
-  for (; row < m.n_rows; ++row) FloatRows<S, F, 1>(m, row);
+  constexpr uint32_t kRowsOfBlock = 16;
+  for (uint32_t row = 0; row < m.n_rows; row += kRowsOfBlock) {
+    const uint32_t end = m.n_rows - row < kRowsOfBlock ? m.n_rows : row + kRowsOfBlock;
+    uint32_t a = 0;
+    if constexpr (S::kFloatTile > 1)
+      for (; a + 2 <= m.n_acts; a += 2) FloatRows<S, F, 2>(m, row, end, a);
+    for (; a < m.n_acts; ++a) FloatRows<S, F, 1>(m, row, end, a);
+  }
 }
 
 template <class F>

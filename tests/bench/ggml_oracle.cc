@@ -55,7 +55,7 @@ std::vector<uint8_t> GgmlDot::Quantize(const std::vector<float>& x) const {
   return y;
 }
 
-StatusOr<GgmlOracle> GgmlOracle::Load(const std::string& folder) {
+StatusOr<GgmlOracle> GgmlOracle::Load(const std::string& folder, const std::string& only) {
   void* base = dlopen((folder + "/" + kBase).c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (base == nullptr) return NotFound("{}", dlerror());
   GgmlOracle oracle;
@@ -64,6 +64,7 @@ StatusOr<GgmlOracle> GgmlOracle::Load(const std::string& folder) {
   void* best = nullptr;
   int best_score = 0;
   for (const std::string& variant : Variants(folder)) {
+    if (!only.empty() && variant != only) continue;
     void* library = dlopen((folder + "/" + kPrefix + variant + kSuffix).c_str(), RTLD_NOW);
     int (*score)() = nullptr;
     if (library == nullptr || !Symbol(library, "ggml_backend_score", &score)) continue;
@@ -73,7 +74,9 @@ StatusOr<GgmlOracle> GgmlOracle::Load(const std::string& folder) {
       oracle.variant_ = variant;
     }
   }
-  if (best == nullptr) return NotFound("no {}*{} in {} runs on this CPU", kPrefix, kSuffix, folder);
+  if (best == nullptr)
+    return NotFound("no {}{}{} in {} runs on this CPU", kPrefix, only.empty() ? "*" : only, kSuffix,
+                    folder);
   void (*init)() = nullptr;
   if (!Symbol(best, "ggml_cpu_init", &init) ||
       !Symbol(best, "ggml_get_type_traits_cpu", &oracle.traits_))

@@ -34,9 +34,9 @@ class GgmlDot {
 
 class GgmlOracle {
  public:
-  // Loads the library variant that the oracle itself rates best for this CPU. The libraries stay
-  // loaded until the process ends.
-  static StatusOr<GgmlOracle> Load(const std::string& folder);
+  // Loads the library variant of that name ("haswell": AVX2), or, for an empty name, the one that
+  // the oracle itself rates best for this CPU. The libraries stay loaded until the process ends.
+  static StatusOr<GgmlOracle> Load(const std::string& folder, const std::string& variant);
 
   // False when it has no product for the type.
   bool Find(TensorType type, GgmlDot* dot) const;

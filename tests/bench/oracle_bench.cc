@@ -1,12 +1,13 @@
 // Our expert products against ggml's, for the same blocks in the same run: one thread, 1 and 4
-// activation rows, weights in the second-level cache and streaming from memory. Prints the ratio of
-// times per activation row (above 1: ours is faster). For developers; does nothing but say why when
-// ggml's libraries are not there. Run alone on a quiet machine:
-//   oracle_bench [--format Q8_0,...] [--ggml FOLDER]       (or LODE_GGML_DIR=FOLDER)
-#include <time.h>
-
+// activation rows, weights in the second-level cache and streaming from memory, all taking turns
+// with plain reads of the same bytes. Prints the ratio of times per activation row (above 1: ours
+// is faster). For developers; does nothing but say why when ggml's libraries are not there. Run
+// alone on a quiet machine:
+//   oracle_bench [--format Q8_0,...] [--isa avx2 --variant haswell] [--ggml FOLDER]
+// (or LODE_GGML_DIR=FOLDER)
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <functional>
 
 #include "cpu_worker/bench/blocks.h"
+#include "cpu_worker/bench/memory_reader.h"
 #include "cpu_worker/page_placement.h"
 #include "tests/bench/ggml_oracle.h"
 
@@ -22,41 +24,48 @@ namespace {
 
 constexpr uint32_t kCols = 2560, kPatternRows = 64;
 constexpr size_t kCacheBytes = 192 << 10, kMemoryBytes = 256 << 20;
-constexpr double kSeconds = 0.02;  // of a repetition
-constexpr int kRepetitions = 5;    // the best counts
+// A turn of a case, and all turns of all that is compared. In the cache a turn is so short that
+// many of them meet nobody else on the core; the shortest counts.
+constexpr double kTurnResident = 30e-6, kTurnStreaming = 0.02;
+constexpr double kSecondsResident = 0.15, kSecondsStreaming = 0.6;
 constexpr uint32_t kSeed = 42;
 // Two 8-bit activations of one float row differ by rounding only.
 constexpr double kDifferenceMax = 0.03;
 
-// The thread's own processor time: blind to other processes' time slices.
 double Now() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Seconds per call of `work`, whose argument counts up from 0.
-double Best(const std::function<void(size_t)>& work) {
-  double best = 1e9;
-  size_t call = 0;
-  for (int r = 0; r < kRepetitions; ++r) {
-    const double start = Now();
-    const size_t first = call;
-    do work(call++);
-    while (Now() - start < kSeconds);
-    best = std::min(best, (Now() - start) / static_cast<double>(call - first));
+using Work = std::function<void(size_t)>;  // one pass; its argument counts up over all works
+
+// Seconds per pass of every work: they take turns of about `turn` seconds, and the best turn
+// counts. The clock is read twice a turn, not after every pass: reading it takes as long as some
+// passes do.
+std::vector<double> TakeTurns(const std::vector<Work>& works, double turn, double seconds) {
+  std::vector<double> best(works.size(), 1e9);
+  std::vector<size_t> passes(works.size(), 1);
+  size_t done = 0;
+  const double begin = Now();
+  for (bool first = true; first || Now() - begin < seconds; first = false) {
+    for (size_t i = 0; i < works.size(); ++i) {
+      const double start = Now();
+      for (size_t k = 0; k < passes[i]; ++k) works[i](done++);
+      const double each = (Now() - start) / static_cast<double>(passes[i]);
+      passes[i] = std::max<size_t>(1, static_cast<size_t>(turn / each));
+      if (!first) best[i] = std::min(best[i], each);  // the first turn finds out how long one is
+    }
   }
   return best;
 }
 
-struct Pair {
-  double ours, theirs;  // seconds per pass
-  double difference;    // of the results, relative
+struct Triple {
+  double ours, theirs, reads;  // seconds per pass; reads: the fastest loop of nothing but loads
+  double difference;           // of the results, relative
 };
 
 // One pass: `n_rows` rows at `w + call * pass_bytes`, wrapped into `memory_bytes`.
-Pair Measure(Format format, const KernelTable& table, const GgmlDot& ggml, const uint8_t* w,
-             size_t memory_bytes, uint32_t n_rows, uint32_t n_acts) {
+Triple Measure(Format format, const KernelTable& table, const GgmlDot& ggml, const uint8_t* w,
+               size_t memory_bytes, uint32_t n_rows, uint32_t n_acts) {
   const size_t row_bytes = RowBytes(format, kCols), pass = n_rows * row_bytes;
   const size_t passes = std::max<size_t>(1, memory_bytes / pass);
   Activations acts(format, n_acts, kCols, kSeed);
@@ -77,10 +86,19 @@ Pair Measure(Format format, const KernelTable& table, const GgmlDot& ggml, const
         z[a][r] = ggml.Dot(first + r * row_bytes, theirs[a].data(), kCols);
     }
   };
-  Pair pair;
-  pair.ours = Best(ours_pass);
-  pair.theirs = Best(their_pass);
-  ours_pass(0);  // the same rows, to compare
+  const MemoryReader* readers = nullptr;
+  const size_t n_readers = MemoryReaders(&readers);
+  uint64_t sink = 0;
+  std::vector<Work> works = {ours_pass, their_pass};
+  for (size_t i = 0; i < n_readers; ++i)
+    works.push_back(
+        [&, i](size_t call) { sink += readers[i].read(w + call % passes * pass, pass); });
+  const bool resident = passes == 1;
+  const std::vector<double> best = TakeTurns(works, resident ? kTurnResident : kTurnStreaming,
+                                             resident ? kSecondsResident : kSecondsStreaming);
+  Triple result = {best[0], best[1], *std::min_element(best.begin() + 2, best.end()), 0};
+  if (sink == 1) std::printf("\n");  // so that the loads are needed
+  ours_pass(0);                      // the same rows, to compare
   their_pass(0);
   double error = 0, norm = 1e-30;
   for (uint32_t a = 0; a < n_acts; ++a) {
@@ -89,13 +107,40 @@ Pair Measure(Format format, const KernelTable& table, const GgmlDot& ggml, const
       norm += std::pow(static_cast<double>(z[a][r]), 2);
     }
   }
-  pair.difference = std::sqrt(error / norm);
-  return pair;
+  result.difference = std::sqrt(error / norm);
+  return result;
 }
 
-Status Run(const std::string& folder, const std::vector<std::string>& only) {
-  LODE_ASSIGN_OR_RETURN(const GgmlOracle oracle, GgmlOracle::Load(folder));
-  const KernelTable* table = FindKernelTable("auto", nullptr);
+struct Options {
+  std::string folder, isa = "auto", variant;
+  std::vector<std::string> formats;
+};
+
+void MeasureFormat(Format format, const KernelTable& table, const GgmlDot& dot, Segment* memory) {
+  const std::vector<uint8_t> pattern = OrdinaryRows(format, kPatternRows, kCols, kSeed);
+  for (size_t at = 0; at < memory->size(); at += pattern.size())
+    std::memcpy(memory->data() + at, pattern.data(), std::min(pattern.size(), memory->size() - at));
+  const size_t row_bytes = RowBytes(format, kCols);
+  const uint32_t n_rows = static_cast<uint32_t>(kCacheBytes / row_bytes / 16 * 16);
+  const double gb = static_cast<double>(n_rows * row_bytes) / 1e9;
+  for (const bool resident : {true, false}) {
+    for (const uint32_t rows : {1u, 4u}) {
+      const Triple p =
+          Measure(format, table, dot, memory->data(), resident ? 0 : memory->size(), n_rows, rows);
+      std::printf("%-9s %-9s %4u  %10.2f  %9.2f  %9.2f  %6.2f%s\n", Info(format).name,
+                  resident ? "resident" : "streaming", rows, gb / p.reads, gb / p.ours,
+                  gb / p.theirs, p.theirs / p.ours,
+                  p.difference > kDifferenceMax ? "  RESULTS DIFFER: not comparable" : "");
+      std::fflush(stdout);
+    }
+  }
+}
+
+Status Run(const Options& options) {
+  LODE_ASSIGN_OR_RETURN(const GgmlOracle oracle, GgmlOracle::Load(options.folder, options.variant));
+  const char* why_not = nullptr;
+  const KernelTable* table = FindKernelTable(options.isa.c_str(), &why_not);
+  if (table == nullptr) return InvalidArgument("table {}: {}", options.isa, why_not);
   LODE_ASSIGN_OR_RETURN(auto memory, Segment::Create("oracle", kMemoryBytes));
   const std::atomic<bool> go_on{false};
   LODE_ASSIGN_OR_RETURN(
@@ -104,33 +149,18 @@ Status Run(const std::string& folder, const std::vector<std::string>& only) {
           memory->fd(), memory->data(), memory->size(), {}, [](uint64_t, uint64_t) {}, go_on));
   std::printf("ours: %s, ggml: %s, pages %s\n", table->name, oracle.variant().c_str(),
               pages.pages.c_str());
-  std::printf("format    weights   rows  ours GB/s  ggml GB/s  ggml/ours time per row\n");
+  std::printf(
+      "format    weights   rows  reads GB/s  ours GB/s  ggml GB/s  ggml/ours time per row\n");
+  const std::vector<std::string>& only = options.formats;
   for (uint32_t i = 0; i < kFormatCount; ++i) {
     const Format format = static_cast<Format>(i);
     const char* name = Info(format).name;
     if (!only.empty() && std::find(only.begin(), only.end(), name) == only.end()) continue;
     GgmlDot dot;
-    if (!oracle.Find(Info(format).type, &dot)) {
+    if (oracle.Find(Info(format).type, &dot)) {
+      MeasureFormat(format, *table, dot, memory.get());
+    } else {
       std::printf("%-9s ggml has no product for it\n", name);
-      continue;
-    }
-    const std::vector<uint8_t> pattern = OrdinaryRows(format, kPatternRows, kCols, kSeed);
-    for (size_t at = 0; at < memory->size(); at += pattern.size())
-      std::memcpy(memory->data() + at, pattern.data(),
-                  std::min(pattern.size(), memory->size() - at));
-    const size_t row_bytes = RowBytes(format, kCols);
-    const uint32_t n_rows = static_cast<uint32_t>(kCacheBytes / row_bytes / 16 * 16);
-    for (const bool resident : {true, false}) {
-      for (const uint32_t rows : {1u, 4u}) {
-        const Pair p = Measure(format, *table, dot, memory->data(), resident ? 0 : memory->size(),
-                               n_rows, rows);
-        const double gb = static_cast<double>(n_rows * row_bytes) / 1e9;
-        std::printf("%-9s %-9s %4u  %9.2f  %9.2f  %6.2f%s\n", name,
-                    resident ? "resident" : "streaming", rows, gb / p.ours, gb / p.theirs,
-                    p.theirs / p.ours,
-                    p.difference > kDifferenceMax ? "  RESULTS DIFFER: not comparable" : "");
-        std::fflush(stdout);
-      }
     }
   }
   return OkStatus();
@@ -141,16 +171,18 @@ Status Run(const std::string& folder, const std::vector<std::string>& only) {
 
 int main(int argc, char** argv) {
   CLI::App app("Our expert products against ggml's");
-  std::string folder = std::getenv("LODE_GGML_DIR") ? std::getenv("LODE_GGML_DIR") : "";
-  std::vector<std::string> formats;
-  app.add_option("--ggml", folder, "Folder with ggml's shared libraries (LODE_GGML_DIR)");
-  app.add_option("--format", formats, "Formats, e.g. Q8_0,Q4_K (all)")->delimiter(',');
+  lode::bench::Options options;
+  if (const char* folder = std::getenv("LODE_GGML_DIR")) options.folder = folder;
+  app.add_option("--ggml", options.folder, "Folder with ggml's shared libraries (LODE_GGML_DIR)");
+  app.add_option("--format", options.formats, "Formats, e.g. Q8_0,Q4_K (all)")->delimiter(',');
+  app.add_option("--isa", options.isa, "Our kernel table (auto)");
+  app.add_option("--variant", options.variant, "ggml's variant, e.g. haswell (the best here)");
   CLI11_PARSE(app, argc, argv);
-  if (folder.empty()) {
+  if (options.folder.empty()) {
     std::printf("skipped: no folder with ggml's libraries (--ggml or LODE_GGML_DIR)\n");
     return 0;
   }
-  const lode::Status status = lode::bench::Run(folder, formats);
+  const lode::Status status = lode::bench::Run(options);
   if (!status.ok()) std::printf("skipped: %s\n", lode::Message(status).c_str());
   return 0;
 }

@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "shared/shm/memory_lock.h"
 #include "shared/shm/segment.h"
@@ -199,6 +200,40 @@ TEST(PlacementHere, TheReportIsTrue) {
   std::printf("pages: %s\n", report.pages.c_str());
   EXPECT_EQ(report.pages, huge == 0 ? "4 KiB" : fmt::format("2 MiB ({} %)", percent));
   EXPECT_EQ(report.warnings.empty(), percent >= 90);
+}
+
+// Pages of the machine's reserved pool, where somebody reserved some:
+//   echo 64 > /proc/sys/vm/nr_hugepages
+TEST(PlacementHere, ReservedHugePagesAreTakenAndGivenBack) {
+  const auto free_pages = [] {
+    std::ifstream meminfo("/proc/meminfo");
+    size_t n = 0;
+    for (std::string line; std::getline(meminfo, line);)
+      if (std::sscanf(line.c_str(), "HugePages_Free: %zu", &n) == 1) break;
+    return n;
+  };
+  const size_t before = free_pages();
+  if (before < kPages) GTEST_SKIP() << "the machine has no pool of huge pages (vm.nr_hugepages)";
+  {
+    auto segment = Segment::Create("pool", kPages * kHugePageBytes - 1, Segment::Pages::kHugeTlb);
+    ASSERT_TRUE(segment.ok()) << Message(segment.status());
+    EXPECT_EQ((*segment)->size(), kPages * kHugePageBytes);
+    const std::atomic<bool> stop{false};
+    const auto report = PlacePages(
+        (*segment)->fd(), (*segment)->data(), (*segment)->size(), {{0}, true, true, nullptr},
+        [](uint64_t, uint64_t) {}, stop);
+    ASSERT_TRUE(report.ok()) << Message(report.status());
+    std::printf("pages: %s, numa: %s\n", report->pages.c_str(), report->numa.c_str());
+    EXPECT_EQ(report->pages, "2048 KiB (hugetlb)");
+    EXPECT_TRUE(report->locked);
+    EXPECT_THAT(report->warnings, IsEmpty());
+    EXPECT_EQ(free_pages() + kPages, before);
+    // More than the pool has is refused when it is made, not when it is touched.
+    const auto much =
+        Segment::Create("much", (before + 1) * kHugePageBytes, Segment::Pages::kHugeTlb);
+    EXPECT_FALSE(much.ok());
+  }
+  EXPECT_EQ(free_pages(), before);
 }
 
 // In a child without privileges: root may lock without limit.

@@ -2,7 +2,7 @@
 // decoders share. A format is one struct F in namespace decode, named like its row in
 // LODE_COMPUTED_FORMATS:
 //   kBlock, kBytes   weights and bytes of one block
-//   kUnit            blocks read together (1 or 2): two blocks of 18 or 34 bytes fill whole words
+//   kUnit, kLongUnit blocks read together: 1 or 2 (18 and 34 bytes); optional, for 32 registers: more
 //   kStep            weights decoded at once (32 or 64), kStep / 4 Words
 //   kGroup           weights that share an integer scale; kBlock without group scales
 //   kSigned          codes are int8 and go through Simd::SignedCodes; else 0..kMaxCode
@@ -17,8 +17,8 @@
 //   Arrange<S, kN>(y, out)   gives kN blocks of activations the order of Codes
 //   Dequant(p, out)  kBlock floats in the format's own order of operations
 //   StepAt(n)        optional: the n-th step to take, step 0 first
-// tests/kernels/toy is a complete small example; docs/design/kernels.md explains it. Plain float
-// types are described by kBlock = 1, kBytes and a widening load.
+// tests/kernels/toy is a complete small example; docs/design/kernels.md explains it. Plain floats
+// have kBlock = 1, kBytes, a widening load and kPairs<S>: LoadPairs32 splits words of two weights.
 #pragma once
 
 #include <cstddef>
@@ -75,10 +75,41 @@ LODE_ALWAYS_INLINE void SplitNibbles(const typename S::Words* raw, typename S::W
 template <class S, uint32_t kCount>
 LODE_ALWAYS_INLINE void LoadRun(const typename S::Rows& rows, uint32_t offset,
                                 typename S::Words* out) {
-  Unroll<kCount>([&](auto i) __attribute__((always_inline)) {
-    S::LoadColumns(rows, offset + 16 * i, out + 4 * i);
+  Unroll<kCount / 2>([&](auto i) __attribute__((always_inline)) {
+    S::LoadColumns2(rows, offset + 32 * i, out + 8 * i);
   });
+  if constexpr (kCount % 2 != 0)
+    S::LoadColumns(rows, offset + 16 * (kCount - 1), out + 4 * (kCount - 1));
 }
+
+// Step kStep of steps of kBytes (8 or 16) bytes from `offset` on; the words of 32 bytes
+// are kept, in words[0..7].
+template <class S, uint32_t kBytes, uint32_t kStep>
+LODE_ALWAYS_INLINE void LoadStep(const typename S::Rows& rows, uint32_t offset,
+                                 typename S::Words* words) {
+  constexpr uint32_t kLoad = S::kManyRegisters ? 32 : 16, kKept = 32 / kBytes;
+  constexpr uint32_t kAt = kStep * kBytes;
+  if constexpr (kAt % kLoad == 0)
+    LoadRun<S, kLoad / 16>(rows, offset + kAt, words + kStep % kKept * kBytes / 4);
+}
+
+// kWords words of every row, loaded kPiece words at a time (8 or 4) when they are first asked for:
+// a run of blocks that has more than the registers hold. kWords is a multiple of 4.
+template <class S, uint32_t kWords, uint32_t kPiece = 8>
+struct RowWords {
+  typename S::Rows rows;
+  typename S::Words w[kWords];
+  static constexpr uint32_t Loaded(uint32_t n) { return n == 0 ? 0 : ((n - 1) | (kPiece - 1)) + 1; }
+  // Words below kTo are there, given that those below kFrom were asked for before.
+  template <uint32_t kFrom, uint32_t kTo>
+  LODE_ALWAYS_INLINE void Need() {
+    Unroll<(Loaded(kTo) - Loaded(kFrom)) / kPiece>([&](auto i) __attribute__((always_inline)) {
+      constexpr uint32_t first = Loaded(kFrom) + kPiece * i;
+      constexpr uint32_t n = kWords - first < kPiece ? kWords - first : kPiece;
+      LoadRun<S, n / 4>(rows, 4 * first, w + first);
+    });
+  }
+};
 
 }  // namespace decode
 }  // namespace

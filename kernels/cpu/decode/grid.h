@@ -166,7 +166,7 @@ struct IQ3_XXS : GridOrder {
   template <class S, uint32_t kN>
   struct Raw {
     typename S::Rows rows;
-    typename S::Words head[4], index[4], tail[8];
+    typename S::Words head[4], index[8], tail[8];
     LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) {
       rows = r;
       S::LoadColumns(r, 0, head);
@@ -174,8 +174,8 @@ struct IQ3_XXS : GridOrder {
     }
     template <uint32_t, uint32_t kG>
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
-      if constexpr (kG % 2 == 0) S::LoadColumns(rows, 2 + 8 * kG, index);
-      const typename S::Words* lo = index + kG % 2 * 2;
+      LoadStep<S, 8, kG>(rows, 2, index);
+      const typename S::Words* lo = index + kG % 4 * 2;
       const typename S::Words signs = S::EvenSignBytes(tail[kG]);
       if constexpr (S::kBytePlanes) {
         Unroll<2>([&](auto i) __attribute__((always_inline)) {
@@ -223,7 +223,7 @@ struct IQ3_S : GridOrder {
   template <class S, uint32_t kN>
   struct Raw {
     typename S::Rows rows;
-    typename S::Words head[4], index[4], a[8], b[4];  // bytes 66..97 and 94..109
+    typename S::Words head[4], index[8], a[8], b[4];  // bytes 66..97 and 94..109
     typename S::Words even, odd;                      // 2 s + 1 of groups 0, 2, 4, 6 and 1, 3, 5, 7
     LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) {
       rows = r;
@@ -235,8 +235,8 @@ struct IQ3_S : GridOrder {
     }
     template <uint32_t, uint32_t kG>
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
-      if constexpr (kG % 2 == 0) S::LoadColumns(rows, 2 + 8 * kG, index);
-      const typename S::Words* lo = index + kG % 2 * 2;
+      LoadStep<S, 8, kG>(rows, 2, index);
+      const typename S::Words* lo = index + kG % 4 * 2;
       const typename S::Words& ninth = a[kG / 4];
       const typename S::Words& signs = kG < 6 ? a[kG < 6 ? 2 + kG : 0] : b[kG < 6 ? 0 : kG - 5];
       if constexpr (S::kBytePlanes) {
@@ -287,7 +287,7 @@ struct IQ2_XS : GridOrder {
   template <class S, uint32_t kN>
   struct Raw {
     typename S::Rows rows;
-    typename S::Words head[4], pairs[4], tail[4];
+    typename S::Words head[4], pairs[8], tail[4];
     typename S::Words even[2], odd[2];  // 2 s + 1 of even and odd groups
     LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) {
       rows = r;
@@ -300,8 +300,8 @@ struct IQ2_XS : GridOrder {
     }
     template <uint32_t, uint32_t kG>  // kG: 32 weights, two words of two entries
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
-      if constexpr (kG % 2 == 0) S::LoadColumns(rows, 2 + 8 * kG, pairs);
-      const typename S::Words* v = pairs + kG % 2 * 2;
+      LoadStep<S, 8, kG>(rows, 2, pairs);
+      const typename S::Words* v = pairs + kG % 4 * 2;
       if constexpr (S::kBytePlanes) {
         typename S::Words entry[2];
         S::PlanesOfPairs(kIq2xsPlanes.plane[0], v, entry);

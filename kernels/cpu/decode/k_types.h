@@ -116,10 +116,30 @@ struct Q5_K : NaturalOrder {
     template <uint32_t, uint32_t kG>
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
       if constexpr (kG % 2 == 0) LoadRun<S, 2>(rows, 48 + 16 * kG, nibbles);
-      constexpr int kRight = static_cast<int>(kG) - 4;  // bit kG to bit 4
-      for (int i = 0; i < 8; ++i)
-        out[i] = S::Or(S::template Field<kG % 2 * 4, 15>(nibbles[i]),
-                       S::template Field<kRight, 16>(fifth[i]));
+      if constexpr (S::kBitMatrices) {
+        MergedCodes<kG>(out);
+      } else {
+        constexpr int kRight = static_cast<int>(kG) - 4;  // bit kG to bit 4
+        for (int i = 0; i < 8; ++i)
+          out[i] = S::Or(S::template Field<kG % 2 * 4, 15>(nibbles[i]),
+                         S::template Field<kRight, 16>(fifth[i]));
+      }
+    }
+    // Two instructions a word: nibbles and fifth bits share bytes before the field is cut out. The
+    // fifth bits must not lie where the nibble does: those of groups 4..7 change places first.
+    template <uint32_t kG>
+    LODE_ALWAYS_INLINE void MergedCodes(typename S::Words* out) {
+      constexpr uint32_t kBit = kG % 4;
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (kG == 4) fifth[i] = S::SwapNibbles(fifth[i]);
+        if constexpr (kG % 2 == 0) {
+          constexpr int kRight = static_cast<int>(kBit) - 4;
+          out[i] = S::template Select<0x0f>(nibbles[i], S::template Field<kRight, 16>(fifth[i]));
+        } else {
+          out[i] =
+              S::template HighNibbleAndBit<kBit>(S::template Select<0x0f>(fifth[i], nibbles[i]));
+        }
+      }
     }
   };
   static void Dequant(const uint8_t* p, float* out) {
@@ -155,9 +175,17 @@ struct Q6_K : NaturalOrder {
       if constexpr (kT == 0) LoadRun<S, 2>(rows, 128 + 32 * kHalf, top);
       if constexpr (kT < 2) LoadRun<S, 2>(rows, 64 * kHalf + 32 * kT, low);
       constexpr int kRight = 2 * static_cast<int>(kT) - 4;  // bits 2 kT to bits 4, 5
-      for (int i = 0; i < 8; ++i)
-        out[i] =
-            S::Or(S::template Field<kT / 2 * 4, 15>(low[i]), S::template Field<kRight, 48>(top[i]));
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (S::kBitMatrices && kT < 2) {
+          out[i] = S::template Select<0x0f>(low[i], S::template Field<kRight, 48>(top[i]));
+        } else if constexpr (S::kBitMatrices) {
+          out[i] = S::template Select<0x30>(S::template Field32<kRight, ~0u>(top[i]),
+                                            S::template Field<4, 15>(low[i]));
+        } else {
+          out[i] = S::Or(S::template Field<kT / 2 * 4, 15>(low[i]),
+                         S::template Field<kRight, 48>(top[i]));
+        }
+      }
     }
     template <uint32_t kG>
     LODE_ALWAYS_INLINE typename S::Words GroupScale() const {
@@ -191,6 +219,7 @@ struct IQ4_XS : NaturalOrder {
   struct Raw {
     typename S::Rows rows;
     typename S::Words half, even, odd;  // scales of groups 0, 2, 4, 6 and 1, 3, 5, 7
+    typename S::Words nibbles[8];
     LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) {
       rows = r;
       typename S::Words w[4];
@@ -207,10 +236,9 @@ struct IQ4_XS : NaturalOrder {
       odd = S::template SubBytes<32>(odd);
     }
     template <uint32_t, uint32_t kG>
-    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) const {
-      typename S::Words raw[4];
-      S::LoadColumns(rows, 8 + 16 * kG, raw);
-      SplitNibbles<S>(raw, out);
+    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
+      LoadStep<S, 16, kG>(rows, 8, nibbles);
+      SplitNibbles<S>(nibbles + kG % 2 * 4, out);
       for (int i = 0; i < 8; ++i) out[i] = S::LookupSigned(kIq4NlTable, out[i]);
     }
     template <uint32_t kG>

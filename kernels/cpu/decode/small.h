@@ -13,7 +13,8 @@ namespace decode {
 
 // ---- 34 bytes: f16 d, 32 x int8 (a file may hold -128). w = d * q ------------------------------
 struct Q8_0 {
-  static constexpr uint32_t kBlock = 32, kBytes = 34, kUnit = 2, kStep = 32, kGroup = 32;
+  static constexpr uint32_t kBlock = 32, kBytes = 34, kUnit = 2, kLongUnit = 8, kStep = 32,
+                            kGroup = 32;
   static constexpr bool kSigned = true, kGroupScales = false;
   static constexpr int32_t kMaxCode = 128, kOffset = 0;
   static constexpr MinKind kMins = kNoMins;
@@ -38,6 +39,23 @@ struct Q8_0 {
     template <uint32_t kI>
     LODE_ALWAYS_INLINE typename S::RowsF Scale() const {
       return kI == 0 ? S::HalfLow(w[0]) : S::HalfHigh(w[8]);
+    }
+  };
+  // Four pairs: 272 bytes, a whole number of pieces.
+  template <class S>
+  struct Raw<S, 8> : RowWords<S, 68> {
+    LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) { this->rows = r; }
+    template <uint32_t kI, uint32_t>
+    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
+      constexpr uint32_t kFirst = kI / 2 * 17, kOdd = kI % 2;
+      this->template Need<kFirst + 9 * kOdd, kFirst + (kOdd ? 17 : 9)>();
+      for (uint32_t i = 0; i < 7; ++i) out[i] = this->w[kFirst + (kOdd ? 9 : 1) + i];
+      out[7] = kOdd ? this->w[kFirst + 16] : S::BlendHalves(this->w[kFirst + 8], this->w[kFirst]);
+      for (int i = 0; i < 8; ++i) out[i] = S::SignedCodes(out[i]);
+    }
+    template <uint32_t kI>
+    LODE_ALWAYS_INLINE typename S::RowsF Scale() const {
+      return kI % 2 ? S::HalfHigh(this->w[kI / 2 * 17 + 8]) : S::HalfLow(this->w[kI / 2 * 17]);
     }
   };
   template <class S>
@@ -77,21 +95,21 @@ struct Q8_0 {
 };
 
 // ---- 18 bytes: f16 d, 16 bytes of codes ---------------------------------------------------------
-// Four code words of each block, whatever the codes are.
-template <class S, uint32_t kN>
+// Four code words of each block, whatever the codes are; loaded kPiece words at a time.
+template <class S, uint32_t kN, uint32_t kPiece = 8>
 struct Raw18;
-template <class S>
-struct Raw18<S, 2> {
+template <class S, uint32_t kPiece>
+struct Raw18<S, 2, kPiece> {
   typename S::Words w[9];
   LODE_ALWAYS_INLINE void Load(const typename S::Rows& rows) {
-    LoadRun<S, 2>(rows, 0, w);
+    for (uint32_t i = 0; i < 8; i += kPiece) LoadRun<S, kPiece / 4>(rows, 4 * i, w + i);
     typename S::Words last[4];
     S::LoadColumns(rows, 20, last);
     w[8] = last[3];
   }
   // Bytes 2..13 of the first block's codes, then 14, 15, 0, 1.
   template <uint32_t kI>
-  LODE_ALWAYS_INLINE void Bytes(typename S::Words* out) const {
+  LODE_ALWAYS_INLINE void Bytes(typename S::Words* out) {
     for (int i = 0; i < 3; ++i) out[i] = w[kI == 0 ? 1 + i : 5 + i];
     out[3] = kI == 0 ? S::BlendHalves(w[4], w[0]) : w[8];
   }
@@ -100,15 +118,31 @@ struct Raw18<S, 2> {
     return kI == 0 ? S::HalfLow(w[0]) : S::HalfHigh(w[4]);
   }
 };
-template <class S>
-struct Raw18<S, 1> {
+// Four pairs: 144 bytes, a whole number of pieces.
+template <class S, uint32_t kPiece>
+struct Raw18<S, 8, kPiece> : RowWords<S, 36, kPiece> {
+  LODE_ALWAYS_INLINE void Load(const typename S::Rows& r) { this->rows = r; }
+  template <uint32_t kI>
+  LODE_ALWAYS_INLINE void Bytes(typename S::Words* out) {
+    constexpr uint32_t kFirst = kI / 2 * 9, kOdd = kI % 2;
+    this->template Need<kFirst + 5 * kOdd, kFirst + (kOdd ? 9 : 5)>();
+    for (uint32_t i = 0; i < 3; ++i) out[i] = this->w[kFirst + (kOdd ? 5 : 1) + i];
+    out[3] = kOdd ? this->w[kFirst + 8] : S::BlendHalves(this->w[kFirst + 4], this->w[kFirst]);
+  }
+  template <uint32_t kI>
+  LODE_ALWAYS_INLINE typename S::RowsF Scale() const {
+    return kI % 2 ? S::HalfHigh(this->w[kI / 2 * 9 + 4]) : S::HalfLow(this->w[kI / 2 * 9]);
+  }
+};
+template <class S, uint32_t kPiece>
+struct Raw18<S, 1, kPiece> {
   typename S::Words w[4], head[4];
   LODE_ALWAYS_INLINE void Load(const typename S::Rows& rows) {
     S::LoadColumns(rows, 0, head);
     S::LoadColumns(rows, 2, w);
   }
   template <uint32_t>
-  LODE_ALWAYS_INLINE void Bytes(typename S::Words* out) const {
+  LODE_ALWAYS_INLINE void Bytes(typename S::Words* out) {
     for (int i = 0; i < 4; ++i) out[i] = w[i];
   }
   template <uint32_t>
@@ -135,14 +169,15 @@ struct Nibbles18Order {
 
 // Nibbles (low: weights 0..15). w = d * (nibble - 8).
 struct Q4_0 : Nibbles18Order {
-  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kStep = 32, kGroup = 32;
+  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 32,
+                            kGroup = 32;
   static constexpr bool kSigned = false, kGroupScales = false;
   static constexpr int32_t kMaxCode = 15, kOffset = 8;
   static constexpr MinKind kMins = kNoMins;
   template <class S, uint32_t kN>
   struct Raw : Raw18<S, kN> {
     template <uint32_t kI, uint32_t>
-    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) const {
+    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
       typename S::Words raw[4];
       this->template Bytes<kI>(raw);
       SplitNibbles<S>(raw, out);
@@ -162,14 +197,15 @@ alignas(16) constexpr int8_t kIq4NlTable[16] = {-127, -104, -83, -65, -49, -35, 
 
 // Nibbles (low: weights 0..15). w = d * table[nibble].
 struct IQ4_NL : Nibbles18Order {
-  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kStep = 32, kGroup = 32;
+  static constexpr uint32_t kBlock = 32, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 32,
+                            kGroup = 32;
   static constexpr bool kSigned = true, kGroupScales = false;
   static constexpr int32_t kMaxCode = 127, kOffset = 0;
   static constexpr MinKind kMins = kNoMins;
   template <class S, uint32_t kN>
   struct Raw : Raw18<S, kN> {
     template <uint32_t kI, uint32_t>
-    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) const {
+    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
       typename S::Words raw[4];
       this->template Bytes<kI>(raw);
       SplitNibbles<S>(raw, out);
@@ -188,14 +224,16 @@ struct IQ4_NL : Nibbles18Order {
 // 64 weights: 2-bit codes, four consecutive ones per byte. w = d * (code - 1). One shift of a word
 // yields columns j, 4 + j, 8 + j, 12 + j of 16: cheaper to rearrange the activations once.
 struct Q2_0 {
-  static constexpr uint32_t kBlock = 64, kBytes = 18, kUnit = 2, kStep = 64, kGroup = 64;
+  static constexpr uint32_t kBlock = 64, kBytes = 18, kUnit = 2, kLongUnit = 8, kStep = 64,
+                            kGroup = 64;
   static constexpr bool kSigned = false, kGroupScales = false;
   static constexpr int32_t kMaxCode = 3, kOffset = 1;
   static constexpr MinKind kMins = kNoMins;
+  // Bound by the ports of vector instructions, not by loads: 16 bytes at a time want fewer of them.
   template <class S, uint32_t kN>
-  struct Raw : Raw18<S, kN> {
+  struct Raw : Raw18<S, kN, 4> {
     template <uint32_t kI, uint32_t>
-    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) const {
+    LODE_ALWAYS_INLINE void Codes(typename S::Words* out) {
       typename S::Words raw[4];
       this->template Bytes<kI>(raw);
       for (int i = 0; i < 4; ++i) {
@@ -252,7 +290,7 @@ struct Q5_1 : NaturalOrder {
     template <uint32_t kI, uint32_t>
     LODE_ALWAYS_INLINE void Codes(typename S::Words* out) const {
       SplitNibbles<S>(w + 6 * kI + 2, out);
-      S::template AddBits<16>(out, w[6 * kI + 1]);
+      S::AddFifthBits(out, w[6 * kI + 1]);
     }
     template <uint32_t kI>
     LODE_ALWAYS_INLINE typename S::RowsF Scale() const {
@@ -275,7 +313,12 @@ struct Q5_1 : NaturalOrder {
 };
 
 // ---- plain floats ------------------------------------------------------------------------------
-struct F32 {
+struct Unsplit {  // no two weights in a word, or nothing gained by splitting it
+  template <class S>
+  static constexpr bool kPairs = false;
+};
+
+struct F32 : Unsplit {
   static constexpr uint32_t kBlock = 1, kBytes = 4;
   template <class S>
   static typename S::V32 Load32(const uint8_t* p) {
@@ -284,7 +327,7 @@ struct F32 {
   static void Dequant(const uint8_t* p, float* out) { std::memcpy(out, p, 4); }
 };
 
-struct F16 {
+struct F16 : Unsplit {
   static constexpr uint32_t kBlock = 1, kBytes = 2;
   template <class S>
   static typename S::V32 Load32(const uint8_t* p) {
@@ -298,6 +341,12 @@ struct BF16 {
   template <class S>
   static typename S::V32 Load32(const uint8_t* p) {
     return S::LoadBf16x32(p);
+  }
+  template <class S>
+  static constexpr bool kPairs = S::kPairs32;
+  template <class S>
+  static typename S::V32 LoadPairs32(const uint8_t* p) {
+    return S::LoadBf16Pairs32(p);
   }
   static void Dequant(const uint8_t* p, float* out) { *out = canonical::FromBf16(U16(p)); }
 };

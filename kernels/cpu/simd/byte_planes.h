@@ -33,6 +33,12 @@ constexpr uint64_t FieldMatrix() {
     if (kMask >> i & 1) m.rows[i] = static_cast<uint8_t>(1u << (i + kRight));
   return BitMatrix(m);
 }
+// Bits 4..7 to 0..3, bit kBit to bit 4.
+template <uint32_t kBit>
+constexpr uint64_t HighNibbleMatrix() {
+  return BitMatrix({16, 32, 64, 128, static_cast<uint8_t>(1u << kBit), 0, 0, 0});
+}
+constexpr uint64_t kSwapNibbles = BitMatrix({16, 32, 64, 128, 1, 2, 4, 8});
 // The identity with the parity of bits 0..6 in bit 7.
 constexpr uint64_t kEvenSigns = BitMatrix({1, 2, 4, 8, 16, 32, 64, 127});
 // Bits 5, 6, 7 and the parity of bits 1..7, to bits 4..7.
@@ -41,6 +47,14 @@ constexpr uint64_t kLastEvenSigns = BitMatrix({0, 0, 0, 0, 32, 64, 128, 254});
 struct SignOps {
   using Words = Reg::I;
   static constexpr bool kBytePlanes = true;
+  static constexpr bool kBitMatrices = true;
+
+  static Words SwapNibbles(Words w) { return AffineBytes<kSwapNibbles>(w); }
+  // In every byte: the high nibble, and bit kBit as bit 4.
+  template <uint32_t kBit>
+  static Words HighNibbleAndBit(Words w) {
+    return AffineBytes<HighNibbleMatrix<kBit>()>(w);
+  }
 
   // table[index % 64], table[index % 128], table[index].
   static Words Table64(const uint8_t* table, Words index) {
@@ -90,6 +104,16 @@ struct SignOps {
     constexpr uint64_t kFirst = kHalf == 0 ? 0x0905013d : 0x1915110d;
     return _mm512_multishift_epi64_epi8(
         _mm512_set1_epi64(static_cast<int64_t>((kFirst ^ 0x20202020) << 32 | kFirst)), signs);
+  }
+  // Bits 4 n .. 4 n + 3 of every lane, one to a byte, where they are bit 4; other bits are
+  // anything.
+  template <uint32_t n>
+  static Words FourBitsToBit4(Words w) {
+    // The eight bits from 60 + 4 n on, modulo 64, have bit 4 n as bit 4.
+    constexpr auto at = [](uint64_t i) { return (60 + 4 * n + i) % 64 << (8 * i); };
+    constexpr uint64_t kLow = at(0) | at(1) | at(2) | at(3);
+    return _mm512_multishift_epi64_epi8(
+        _mm512_set1_epi64(static_cast<int64_t>((kLow ^ 0x20202020) << 32 | kLow)), w);
   }
   // Four 7-bit fields of every lane -> bytes with the parity in bit 7.
   static Words EvenSignBytes(Words w) {

@@ -16,8 +16,7 @@ struct Reg {
   using I = __m256i;
   using F = __m256;
   static constexpr uint32_t kLanes = 8;
-  static constexpr uint32_t kFloatRows = 1;  // 1 row x 2 activation rows x 4 registers = 8 of 16
-  static constexpr uint32_t kFloatActs = 2;
+  static constexpr uint32_t kFloatTile = 2;  // 2 rows or 1 row x 2: 8 registers of sums of 16
 #ifdef LODE_SIMD_VNNI
   static constexpr bool kVnni = true;
   static I Dpbusd(I acc, I u, I s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
@@ -124,6 +123,7 @@ struct Reg {
     return _mm256_cvtph_ps(
         _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
   }
+  static F HalfHigh(I a) { return HalfLow(Shift32<16>(a)); }
   static F SetAll(float x) { return _mm256_set1_ps(x); }
   static F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F Add(F a, F b) { return _mm256_add_ps(a, b); }

@@ -18,15 +18,18 @@ namespace {
 
 struct Simd {
   static constexpr const char* kName = "scalar";
-  static constexpr uint32_t kRows = 4;  // weight rows of one group
-  // Float products: rows and activation rows of one register tile.
-  static constexpr uint32_t kFloatRows = 1;
-  static constexpr uint32_t kFloatActs = 1;
+  static constexpr uint32_t kRows = 4;          // weight rows of one group
+  static constexpr bool kManyRegisters = true;  // 32: decoders may keep more of them alive
+  // Float products: rows times activation rows of one register tile.
+  static constexpr uint32_t kFloatTile = 1;
+  // V32 also as even partials and odd ones (x86.h).
+  static constexpr bool kPairs32 = false;
   // Signed codes enter products as SignedCodes(w), whose sums are those of w + kSignedBias; what
   // that adds is taken off by the value a sum starts from.
   static constexpr int32_t kSignedBias = 0;
   // Byte permutations of whole registers exist, so grids are looked up in byte planes.
   static constexpr bool kBytePlanes = false;
+  static constexpr bool kBitMatrices = false;
 
   struct Words {
     uint32_t v[kRows];
@@ -75,6 +78,10 @@ struct Simd {
       for (uint32_t k = 0; k < kRows; ++k)
         std::memcpy(&out[i].v[k], rows.p + k * rows.s + offset + 4 * i, 4);
   }
+  static void LoadColumns2(const Rows& rows, uint32_t offset, Words* out) {  // 32 bytes
+    LoadColumns(rows, offset, out);
+    LoadColumns(rows, offset + 16, out + 4);
+  }
   // (w >> kRight) & kMask; a negative kRight shifts to the left.
   template <int kRight, uint32_t kMask>
   static Words Field32(const Words& w) {
@@ -104,12 +111,11 @@ struct Simd {
   static Words BlendHalves(const Words& a, const Words& b) {
     return PerRow([&](uint32_t k) { return (a.v[k] & 0xffffu) | (b.v[k] & 0xffff0000u); });
   }
-  // Sets kValue in byte i of word n of eight where bit 4 n + i of `bits` is set.
-  template <uint8_t kValue>
-  static void AddBits(Words* codes, const Words& bits) {
+  // Adds 16 to byte i of word n of eight nibbles a byte where bit 4 n + i of `bits` is set.
+  static void AddFifthBits(Words* codes, const Words& bits) {
     for (uint32_t n = 0; n < 8; ++n)
       codes[n] = PerByte([&](uint32_t k, uint32_t i) {
-        return Byte(codes[n], k, i) | ((bits.v[k] >> (4 * n + i)) & 1) * kValue;
+        return Byte(codes[n], k, i) | ((bits.v[k] >> (4 * n + i)) & 1) * 16;
       });
   }
   // SignedCodes of table[code], codes 0..15; table has 16 bytes.

@@ -11,6 +11,7 @@ namespace {
 struct SignOps : LookupOps {
   using Words = Reg::I;
   static constexpr bool kBytePlanes = false;
+  static constexpr bool kBitMatrices = false;
 
   template <int kRight, uint32_t kMask>
   static Words Cut(Words w) {

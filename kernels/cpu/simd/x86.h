@@ -22,6 +22,7 @@
 #include "kernels/cpu/simd/signs.h"
 #endif
 #include "kernels/canonical.h"
+#include "kernels/cpu/decode/decode.h"
 
 namespace lode {
 namespace {
@@ -29,8 +30,8 @@ namespace {
 struct Simd : DotOps, SignOps {
   static constexpr const char* kName = LODE_SIMD_NAME;
   static constexpr uint32_t kRows = Reg::kLanes;
-  static constexpr uint32_t kFloatRows = Reg::kFloatRows;
-  static constexpr uint32_t kFloatActs = Reg::kFloatActs;
+  static constexpr bool kManyRegisters = Reg::kLanes == 16;
+  static constexpr uint32_t kFloatTile = Reg::kFloatTile;
 
   using Words = Reg::I;
   using RowsF = Reg::F;
@@ -41,6 +42,14 @@ struct Simd : DotOps, SignOps {
   // ---- bytes of weights ------------------------------------------------------------------------
   static void LoadColumns(const Rows& rows, uint32_t offset, Words* out) {
     Reg::LoadColumns(rows, offset, out);
+  }
+  static void LoadColumns2(const Rows& rows, uint32_t offset, Words* out) {
+#ifdef LODE_SIMD_512
+    Reg::LoadColumns2(rows, offset, out);
+#else
+    Reg::LoadColumns(rows, offset, out);
+    Reg::LoadColumns(rows, offset + 16, out + 4);
+#endif
   }
   template <int kRight, uint32_t kMask>
   static Words Field32(Words w) {
@@ -69,15 +78,20 @@ struct Simd : DotOps, SignOps {
     return Reg::Sub8(a, Reg::Set32(kValue * 0x01010101u));
   }
   static Words BlendHalves(Words a, Words b) { return Reg::Blend16(a, b); }
-  // Sets kValue in byte i of word n where bit 4 n + i of `bits` is set.
-  template <uint8_t kValue>
-  static void AddBits(Words* codes, Words bits) {
-    const Words value = Reg::Set32(kValue * 0x01010101u);
+  // Adds 16 to byte i of word n where bit 4 n + i of `bits` is set; codes are nibbles.
+  static void AddFifthBits(Words* codes, Words bits) {
+#ifdef LODE_SIMD_VBMI
+    Unroll<8>([&](auto n) __attribute__((always_inline)) {
+      codes[n] = Select<0x10>(FourBitsToBit4<n>(bits), codes[n]);
+    });
+#else
+    const Words value = Reg::Set32(0x10101010u);
     for (uint32_t b = 0; b < 4; ++b) {
       const Words spread = SpreadBytes(bits, b * 0x01010101u);
       codes[2 * b] = Reg::AddWhere(codes[2 * b], spread, Reg::Set32(0x08040201u), value);
       codes[2 * b + 1] = Reg::AddWhere(codes[2 * b + 1], spread, Reg::Set32(0x80402010u), value);
     }
+#endif
   }
   static Words LookupSigned(const int8_t* table, Words w) {
     const Words biased = SignedCodes(Reg::Broadcast128(table));  // loop-invariant
@@ -115,7 +129,7 @@ struct Simd : DotOps, SignOps {
 
   // ---- floats per row --------------------------------------------------------------------------
   static RowsF HalfLow(Words w) { return Reg::HalfLow(w); }
-  static RowsF HalfHigh(Words w) { return Reg::HalfLow(Reg::Shift32<16>(w)); }
+  static RowsF HalfHigh(Words w) { return Reg::HalfHigh(w); }
   static RowsF ToFloat(Words a) { return Reg::ToFloat(a); }
   static RowsF SetAll(float x) { return Reg::SetAll(x); }
   static RowsF Mul(RowsF a, RowsF b) { return Reg::Mul(a, b); }
@@ -163,6 +177,27 @@ struct Simd : DotOps, SignOps {
       for (uint32_t i = 0; i < half; ++i) a.v[i] = Reg::Add(a.v[i], a.v[i + half]);
     return Reg::Join(a.v[0]);
   }
+
+  // The same as even partials and odd ones: a word of two bf16 weights gives one of each.
+#ifdef LODE_SIMD_512
+  static constexpr bool kPairs32 = true;
+  static V32 SplitPairs32(V32 a) { return Reg::SplitWords(a); }
+  static V32 LoadBf16Pairs32(const uint8_t* p) {
+    Words w = Reg::Load(p);
+    asm("" : "+v"(w));  // one load: the compiler would make two operands in memory of it
+    return {
+        { Reg::AsFloat(Reg::Shift32<-16>(w)),
+          Reg::AsFloat(Reg::And(w, Reg::Set32(0xffff0000u))) }};
+  }
+  static V32 FmaFirstPairs32(V32 a, V32 b, V32 acc, uint32_t n) {
+    return {
+        { Reg::FmaFirst(a.v[0], b.v[0], acc.v[0], static_cast<int32_t>((n + 1) / 2)),
+          Reg::FmaFirst(a.v[1], b.v[1], acc.v[1], static_cast<int32_t>(n / 2)) }};
+  }
+  static float JoinPairs32(V32 a) { return canonical::Add(Reg::Join(a.v[0]), Reg::Join(a.v[1])); }
+#else
+  static constexpr bool kPairs32 = false;
+#endif
 
   // ---- 16 independent float lanes ---------------------------------------------------------------
   static constexpr uint32_t kW = 16 / Reg::kLanes;
