@@ -206,6 +206,8 @@ void CudaDevice::StageWindow(const StepParams& params) {
 }
 void CudaDevice::BeginWindow(const StepParams& params) {
   impl_->pending = {};  // of an aborted window
+  impl_->mixing = nullptr;
+  impl_->soon.clear();
   StageWindow(params);
   impl_->layer = 0;
   impl_->x_source = nullptr;
@@ -295,7 +297,8 @@ void CudaDevice::Impl::HcMix(const HcWeights& w, float* x, float* inject) {
                         .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr),
                         .gate_dots = scratch.inject_dot,
                         .gates = inject,
-                        .gates_per_row = w.inject != nullptr ? c.streams : 0});
+                        .gates_per_row = w.inject != nullptr ? c.streams : 0,
+                        .soon = {}});
   x_made = fused ? 1u << kForm : ~0u;
   if (!fused) HcMixApart(w, x, inject);
 }

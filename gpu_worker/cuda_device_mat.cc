@@ -1,8 +1,11 @@
 // Products of the cuda device: forms of activations, dense matrices, routed experts, the shared
 // expert and the router. See cuda_device_impl.h.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "gpu_worker/cuda_device_impl.h"
+#include "kernels/cuda/delta_mix.h"
 #include "kernels/kernel_table.h"
 #include "shared/base/check.h"
 
@@ -212,26 +215,50 @@ bool CudaDevice::Impl::SwigluOfShared(const MoeWeights& w, const Input& input) {
                                 card.multiprocessors));
 }
 
+// In the order in which they will be read, up to soon_bytes.
+void CudaDevice::ReadsNext(const LayerWeights& next, const DeltaState* state) {
+  Impl& d = *impl_;
+  if (state != nullptr && getenv("LODE_CUDA_FOLD") == nullptr)
+    cuda::LaunchDeltaFold(d.s(), d.DeltaSteps(*state), d.staged->params.n_seqs);
+  d.soon.clear();
+  size_t left = cuda::soon_bytes;
+  const auto add = [&](const WeightMatrix& w) {
+    const size_t bytes = std::min(w.row_bytes * w.rows, left);
+    if (bytes != 0 && d.soon.size() < cuda::kSoonMax) d.soon.push_back({w.data, bytes});
+    left -= bytes;
+  };
+  add(next.hc_attn.down);
+  add(next.hc_attn.up);
+  if (next.attention) {
+    for (const WeightMatrix* w : {&next.attn.q, &next.attn.k, &next.attn.v, &next.attn.out}) add(*w);
+  } else {
+    for (const WeightMatrix* w : {&next.delta.qkv, &next.delta.gate, &next.delta.out}) add(*w);
+  }
+}
+
 void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared) {
   Impl& d = *impl_;
+  const std::vector<cuda::SoonRead> soon = std::exchange(d.soon, {});
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
   const Impl::Input in =
       d.InputOf(x, c.hidden, cuda::LayerPart::kShared, d.FormsOf({&w.shared_gate, &w.shared_up}));
   const bool hidden_done = d.SwigluOfShared(w, in);
   d.Wrote(shared);
-  if (hidden_done && cuda::KernelsOf(w.shared_down.format)
-                         .narrow(d.s(), {.w = w.shared_down.data,
-                                         .row_bytes = w.shared_down.row_bytes,
-                                         .rows = c.hidden,
-                                         .columns = c.shared_width,
-                                         .n_rows = d.rows(),
-                                         .x = s.shared_gate,
-                                         .y = shared,
-                                         .check = d.Check(cuda::LayerPart::kShared),
-                                         .gate_dots = s.shared_inject,
-                                         .gates = s.shared_inject,
-                                         .gates_per_row = 1})) {
+  cuda::NarrowProduct down = {.w = w.shared_down.data,
+                              .row_bytes = w.shared_down.row_bytes,
+                              .rows = c.hidden,
+                              .columns = c.shared_width,
+                              .n_rows = d.rows(),
+                              .x = s.shared_gate,
+                              .y = shared,
+                              .check = d.Check(cuda::LayerPart::kShared),
+                              .gate_dots = s.shared_inject,
+                              .gates = s.shared_inject,
+                              .gates_per_row = 1,
+                              .soon = {}};
+  for (const cuda::SoonRead& read : soon) down.soon[down.n_soon++] = read;
+  if (hidden_done && cuda::KernelsOf(w.shared_down.format).narrow(d.s(), down)) {
     cuda::CheckLaunches("shared expert");
     return;
   }

@@ -88,6 +88,10 @@ class Device {
     LODE_CHECK(false, "this device has no draft head");
   }
 
+  // A hint, before SharedExpert: this layer comes next. While the window waits for the CPU workers, a
+  // device may fetch what that layer reads first, and fold its accepted rows.
+  virtual void ReadsNext(const LayerWeights&, const DeltaState* /*of DeltaNet layers*/) {}
+
   // ---- head: logits [row][output.rows], rows that need them only
   virtual void Head(const WeightMatrix& output, const float* x, float* logits) = 0;
 };

@@ -190,6 +190,10 @@ WindowOutcome Forward::Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lan
   if (!outcome.ok()) return outcome;
 
   // The expert that every row uses.
+  if (layer + 1 < config_.layers) {
+    const LayerWeights& next = weights_.layers[layer + 1];
+    device_.ReadsNext(next, next.attention ? nullptr : &state_.delta(layer + 1));
+  }
   device_.SharedExpert(w, x_, shared_);
   Lap(sink, Stage::kShared);
 

@@ -250,11 +250,33 @@ LODE_DEVICE void MixColumns(const NarrowProduct& p, const float* terms, uint32_t
 }
 static_assert(kNarrowRows == 4 * kLaneColumns && kWindowRowsMax <= 8);
 
+inline constexpr uint32_t kSoonBlocks = 8;         // that fetch what comes later
+inline constexpr uint32_t kSoonPiece = 8 * 1024;  // bytes at a time
+
+// Behind everything that lies ahead of this launch, so that it takes no bandwidth from that.
+LODE_DEVICE void FetchSoon(const NarrowProduct& p, uint32_t block) {
+  const uint32_t all = kSoonBlocks * ThreadCount();
+  for (uint32_t i = 0; i < p.n_soon; ++i) {
+    const size_t bytes = p.soon[i].bytes / kCopyBytes * kCopyBytes;
+    for (size_t at = size_t{block * ThreadCount() + ThreadId()} * kSoonPiece; at < bytes;
+         at += size_t{all} * kSoonPiece) {
+      const size_t left = bytes - at;
+      PrefetchBytes(p.soon[i].at + at, static_cast<uint32_t>(left < kSoonPiece ? left : kSoonPiece));
+    }
+  }
+}
+
 template <class F>
 LODE_KERNEL(kProductThreadsMax)
 NarrowKernel(NarrowProduct p) {
   static_assert(F::kBlock == 32 && !F::kCrumbs);
   LetNextStart();
+  const uint32_t product_blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
+  if (BlockX() >= product_blocks) {
+    WaitForPrevious();
+    FetchSoon(p, BlockX() - product_blocks);
+    return;
+  }
   const NarrowLayout l = LayOutNarrow<F>(p);
   uint8_t* shared = DynamicShared();
   const uint32_t first = BlockX() * kNarrowRows, left = p.rows - first;
@@ -301,7 +323,8 @@ bool LaunchStagedNarrow(CUstream_st* stream, const NarrowProduct& product) {
   const uint32_t lanes = product.n_rows * product.columns / kLaneColumns;
   uint32_t threads = units > lanes ? units : lanes;
   threads = threads > kNarrowThreadsMax ? kNarrowThreadsMax : (threads + 31) / 32 * 32;
-  LaunchAhead(stream, {(product.rows + kNarrowRows - 1) / kNarrowRows}, threads, bytes,
+  const uint32_t blocks = (product.rows + kNarrowRows - 1) / kNarrowRows;
+  LaunchAhead(stream, {blocks + (product.n_soon != 0 ? kSoonBlocks : 0)}, threads, bytes,
               &NarrowKernel<F>, product);
   return true;
 }

@@ -20,6 +20,8 @@ const FormatKernels& KernelsOf(Format format) {
 
 uint32_t shared_bytes_max = 48 * 1024;
 uint32_t multiprocessors = 1;
+bool tensor_products = false;
+size_t soon_bytes = 0;
 
 namespace {
 

@@ -20,6 +20,8 @@ namespace lode::cuda {
 // What one block of threads may have of shared memory; set by OpenCard. No bit depends on it.
 extern uint32_t shared_bytes_max;
 extern uint32_t multiprocessors;  // of the card; likewise
+extern size_t soon_bytes;         // how much of the L2 weights of the next layer may fill; likewise
+extern bool tensor_products;      // the card has integer tensor cores for tensor_mat.h; likewise
 
 // Whom kernels blame for a value that is not finite.
 struct CheckArgs {
@@ -62,6 +64,13 @@ struct MatBatch {
   bool swiglu = false;
 };
 
+// What a later launch will read: extra blocks fetch it to the L2.
+struct SoonRead {
+  const uint8_t* at = nullptr;
+  size_t bytes = 0;
+};
+inline constexpr uint32_t kSoonMax = 6;
+
 // A product of a matrix with few columns, whose input every block quantises for itself: no launch
 // between what made x and the product. Plain: y = W x. With streams, the read of hyper-connections:
 // u = silu(x / streams), up = W u of streams * rows values, y = mix of `normed` under up, and y's
@@ -84,6 +93,8 @@ struct NarrowProduct {
   const float* gate_dots = nullptr;  // [row][gates_per_row]
   float* gates = nullptr;
   uint32_t gates_per_row = 0;
+  SoonRead soon[kSoonMax];
+  uint32_t n_soon = 0;
 };
 
 struct DequantRows {

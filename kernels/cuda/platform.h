@@ -69,6 +69,14 @@ LODE_DEVICE void LetNextStart() {
 #endif
 }
 LODE_DEVICE void PrefetchLine(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// The same for many bytes, both numbers multiples of 16.
+LODE_DEVICE void PrefetchBytes(const uint8_t* p, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#else
+  for (uint32_t at = 0; at < bytes; at += 128) PrefetchLine(p + at);
+#endif
+}
 
 // ---- copies from device to shared memory that go on by themselves: 16 bytes, both ends aligned.
 // A thread sees its own behind WaitForCopies, the block all of them behind a barrier after that.
@@ -97,6 +105,28 @@ LODE_DEVICE void EndCopyGroup() {
 LODE_DEVICE void WaitForEarlierCopies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+// The same for all groups but the last kLeft.
+template <uint32_t kLeft>
+LODE_DEVICE void WaitForCopiesBut() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+
+// ---- integer tensor cores: a warp's product of 8 rows of 32 signed bytes with 8 others. Lane 4 g +
+// t holds bytes 4 t.. and 16 + 4 t.. of row g of both (a0, a1 and b0, b1), and gets the sums of row g
+// of a with rows 2 t and 2 t + 1 of b.
+LODE_DEVICE void MultiplyBlocks(uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
+                                int32_t (&sum)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  // The instruction takes 16 rows of a: the upper eight are zero.
+  [[maybe_unused]] int32_t none0, none1;
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=r"(sum[0]), "=r"(sum[1]), "=r"(none0), "=r"(none1)
+      : "r"(a0), "r"(0), "r"(a1), "r"(0), "r"(b0), "r"(b1), "r"(0));
 #endif
 }
 

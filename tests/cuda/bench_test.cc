@@ -133,6 +133,7 @@ TEST_F(CudaBench, Products) {
       std::printf("%s\n", line.c_str());
     }
   }
+  if (!Wanted().empty()) return;
   // Which tile is best, for the shapes that a layer has.
   for (const Shape& m :
        {Shape{16384, 2560}, Shape{2560, 6144}, Shape{320, 10240}, Shape{10240, 320}}) {
@@ -234,6 +235,8 @@ class Stages {
         "delta recurrence", n, [&](uint32_t l) { d.DeltaRecurrence(e.state().delta(l)); }, delta);
     Time(
         "delta output", n, [&](uint32_t l) { d.DeltaOutput(layers[l].delta, y); }, delta);
+    Time(
+        "whole DeltaNet mixer", n, [&](uint32_t l) { Mixer(l); }, delta);
     Time(
         "attention input", n,
         [&](uint32_t l) { d.AttentionInput(layers[l].attn, e.state().attention(l), x); },

@@ -323,6 +323,56 @@ TEST_F(CudaFused, SwigluOfGateAndUp) {
   }
 }
 
+// Tensor cores against the other kernel, whose bits are the cpu's: tiles that are not whole, several
+// per warp, several matrices with a float one in front, rows that are not wanted.
+TEST_F(CudaFused, TensorProducts) {
+  const bool had = cuda::tensor_products;
+  const uint32_t multiprocessors = cuda::multiprocessors;
+  const uint32_t first = 37, second = 500, riders = 3;
+  for (const uint32_t columns : {256u, 2560u}) {
+    if (!card_.real() && columns > 256 && !had) continue;
+    const size_t row_bytes = RowBytes(Format::kQ8_0, columns);
+    const Buffer w = card_.Upload(Matrix(first + second, columns));
+    const Buffer floats = card_.Upload(Noise(size_t{riders} * columns, 1.0f));
+    const Buffer x = card_.Upload(Noise(size_t{columns} * kActs, 1.0f)), window = card_.Window();
+    const DeviceForms forms = MakeForms(card_, x, columns, 32, window);
+    const size_t all = size_t{first + second + riders} * kActs;
+    const auto run = [&](uint32_t n, uint32_t sms, bool tensor) {
+      const Buffer y = card_.Allocate(sizeof(float) * all);
+      card_.Poison(y);
+      cuda::MatBatch batch;
+      batch.tasks[0] = {w.as<uint8_t>(), row_bytes, y.as<float>(), first, Format::kQ8_0, 0};
+      batch.tasks[1] = {floats.as<uint8_t>(),
+                        columns * sizeof(float),
+                        y.as<float>() + size_t{first + second} * kActs,
+                        riders,
+                        Format::kF32,
+                        0};
+      batch.tasks[2] = {w.as<uint8_t>() + first * row_bytes,
+                        row_bytes,
+                        y.as<float>() + size_t{first} * kActs,
+                        second,
+                        Format::kQ8_0,
+                        0};
+      batch.n_tasks = 3;
+      batch.n_rows = n;
+      batch.source = {x.as<float>(), columns, columns, forms.form};
+      cuda::tensor_products = tensor;
+      cuda::multiprocessors = sms;
+      cuda::KernelsOf(Format::kQ8_0).mat(card_.stream(), batch, {8, 96});
+      cuda::CheckLaunches("product");
+      return card_.Floats(y, all);
+    };
+    for (uint32_t n = 1; n <= kActs; ++n) {
+      if (!card_.real() && n % 3 != 1 && n != kActs) continue;
+      const std::vector<float> want = run(n, multiprocessors, false);
+      for (const uint32_t sms : {1u, 20u, 67u}) ExpectSame(run(n, sms, true), want);
+    }
+  }
+  cuda::tensor_products = had;
+  cuda::multiprocessors = multiprocessors;
+}
+
 TEST_F(CudaFused, RouterLogitsAndForms) {
   const uint32_t experts = 30, columns = 320;
   const std::vector<float> weights = Noise(size_t{experts} * columns, 1.0f);
