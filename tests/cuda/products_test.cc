@@ -413,6 +413,43 @@ TEST_F(CudaFused, RouterLogitsAndForms) {
   }
 }
 
+// Ids and weights of the best experts are the cpu's: usual logits, equal ones, NaN, all of them far
+// below one.
+TEST_F(CudaFused, RouteChoosesAsTheCpu) {
+  for (const uint32_t experts : {20u, 80u, 512u, 1000u}) {
+    for (const uint32_t used : {1u, 8u, 10u, 20u}) {
+      std::vector<float> logits = Noise(size_t{experts} * kActs, 2.0f);
+      for (uint32_t e = 0; e < experts; ++e) {
+        logits[1 * experts + e] = static_cast<float>(e % 5);
+        logits[2 * experts + e] = 0.0f;
+        logits[3 * experts + e] = e % 7 == 3 ? 1e3f : -1e3f;
+        if (e % 3 == 1) logits[4 * experts + e] = NAN;
+        logits[5 * experts + e] = e == experts - 1 ? 50.0f : -50.0f;
+      }
+      const Buffer device = card_.Upload(logits), out = card_.Allocate(sizeof(RoutedRow) * kActs);
+      cuda::LaunchRoute(card_.stream(),
+                        {.logits = device.as<float>(),
+                         .experts = experts,
+                         .used = used,
+                         .routed = out.as<RoutedRow>()},
+                        kActs);
+      std::vector<RoutedRow> got(kActs);
+      card_.Download(got.data(), out.as<RoutedRow>(), sizeof(RoutedRow) * kActs);
+      for (uint32_t a = 0; a < kActs; ++a) {
+        RoutedRow want = {};
+        std::vector<float> scratch(experts);
+        Cpu().route(&logits[size_t{a} * experts], experts, used, scratch.data(), want.ids,
+                    want.weights);
+        for (uint32_t r = 0; r < used; ++r) {
+          ASSERT_EQ(got[a].ids[r], want.ids[r])
+              << experts << " experts, row " << a << ", place " << r << " of " << used;
+          ASSERT_TRUE(SameValue(got[a].weights[r], want.weights[r])) << "row " << a << ", " << r;
+        }
+      }
+    }
+  }
+}
+
 TEST(CudaQuantize, NamesTheLowestRowThatIsNotFinite) {
   TestCard card;
   if (!card.ok()) GTEST_SKIP() << card.why_not();
