@@ -95,7 +95,16 @@ LODE_DEVICE void DenseTerms(const DenseTile& tile, const uint8_t* staged, const 
     const uint32_t group = active ? mine / n_chunks : 0;
     const uint32_t chunk = active ? mine - group * n_chunks : mine % F::kChunks;
     const uint32_t block = chunk / F::kChunks, k = chunk % F::kChunks;
-    ActRuns runs = load(0, block, k);
+    // A trip to the L2 takes longer than a row's arithmetic: several rows are on their way at once.
+    constexpr uint32_t kAhead = kSharedForm ? 1 : 4;
+    ActRuns runs[kAhead];
+    const auto load_from = [&](uint32_t a) {
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if (a + j < n_acts) runs[j] = load(a + j, block, k);
+      }
+    };
+    load_from(0);
     const uint32_t part = tile.parts == 1 ? 0 : group * kGroupRows / tile.part_rows;
     const uint32_t first = group * kGroupRows - part * tile.part_rows;
     const uint8_t* at = staged + part * PartStageBytes(tile.part_rows, tile.row_bytes) +
@@ -109,23 +118,27 @@ LODE_DEVICE void DenseTerms(const DenseTile& tile, const uint8_t* staged, const 
     LODE_UNROLL
     for (uint32_t i = 0; i < kLaneTerms<F>; ++i)
       rows.d[i] = F::ScaleStaged(row_at(TermRow<F>(k, i)));
-    LODE_NO_UNROLL
-    for (uint32_t a = 0; a < n_acts; ++a) {
-      ActRuns next;
-      if (a + 1 < n_acts) next = load(a + 1, block, k);
+    const auto multiply = [&](uint32_t a, const ActRuns& with) {
       int32_t isum[kGroupRows];
       LODE_UNROLL
       for (uint32_t r = 0; r < kGroupRows; ++r)
-        isum[r] = ChunkSum<F>(rows.code[r], rows.scale[r], runs);
+        isum[r] = ChunkSum<F>(rows.code[r], rows.scale[r], with);
       ReduceRows<F::kChunks>(isum, k);
       LODE_UNROLL
       for (uint32_t i = 0; i < kLaneTerms<F>; ++i) {
         const uint32_t row = group * kGroupRows + TermRow<F>(k, i);
         if (active && k < kGroupRows && row < n_rows)
           terms[(row * n_acts + a) * stride + block] =
-              Mul(static_cast<float>(isum[i]), Mul(rows.d[i], runs.d));
+              Mul(static_cast<float>(isum[i]), Mul(rows.d[i], with.d));
       }
-      runs = next;
+    };
+    LODE_NO_UNROLL
+    for (uint32_t a = 0; a < n_acts; a += kAhead) {
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if (a + j < n_acts) multiply(a + j, runs[j]);
+      }
+      load_from(a + kAhead);
     }
   }
 }

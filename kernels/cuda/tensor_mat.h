@@ -87,27 +87,42 @@ LODE_DEVICE void FeedSegment(const MatBatch& batch, const TensorCut& cut, uint32
 // the even block's scale and codes 0, 1; words 1 to 7 its codes 2 to 29; word 8 codes 30, 31 and
 // the odd block's scale; words 9 to 16 the odd block's codes. Lane t of four has words 1 + t, 5 + t
 // (of t = 3 the halves of words 0 and 8), 9 + t and 13 + t.
+struct PairOfActs {
+  uint32_t y[16];
+  float d[2];
+};
 LODE_DEVICE void ArrangeActs(const ActForm& form, const ListedRows& listed, uint32_t columns,
                              uint8_t* arranged) {
-  const uint32_t pairs = columns / 64, all = pairs * listed.n;
+  constexpr uint32_t kAhead = 2;  // pairs whose loads are in flight
+  const uint32_t pairs = columns / 64, all = pairs * listed.n, n = ThreadCount();
   float* scales = reinterpret_cast<float*>(arranged + ArrangedBytes(columns, listed.n));
-  for (uint32_t i = ThreadId(); i < all; i += ThreadCount()) {
-    const uint32_t act = i / pairs, pair = i % pairs, to = pair * listed.n + act;
-    const uint8_t* row = form.base + static_cast<size_t>(listed.row[act]) * form.stride;
-    uint32_t y[16];
+  LODE_NO_UNROLL
+  for (uint32_t first = ThreadId(); first < all; first += kAhead * n) {
+    PairOfActs of[kAhead];
     LODE_UNROLL
-    for (uint32_t k = 0; k < 4; ++k) decode::Load16(row + pair * 64 + 16 * k, y + 4 * k);
-    const float* d = reinterpret_cast<const float*>(row + form.d_offset) + 2 * pair;
-    const float d0 = LoadOnce(d), d1 = LoadOnce(d + 1);
-    LODE_UNROLL
-    for (uint32_t t = 0; t < 4; ++t) {
-      const uint32_t high = t == 3 ? BytePermute(y[0], y[7], 0x7610u)
-                                   : FunnelRight(y[4 + t], y[5 + t], 16);
-      reinterpret_cast<Word4*>(arranged)[to * 4 + t] =
-          Word4{FunnelRight(y[t], y[t + 1], 16), high, y[8 + t], y[12 + t]};
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t i = first + j * n < all ? first + j * n : first, pair = i % pairs;
+      const uint8_t* row = form.base + static_cast<size_t>(listed.row[i / pairs]) * form.stride;
+      LODE_UNROLL
+      for (uint32_t k = 0; k < 4; ++k) decode::Load16(row + pair * 64 + 16 * k, of[j].y + 4 * k);
+      const float* d = reinterpret_cast<const float*>(row + form.d_offset) + 2 * pair;
+      of[j].d[0] = LoadOnce(d), of[j].d[1] = LoadOnce(d + 1);
     }
-    scales[2 * to] = d0;
-    scales[2 * to + 1] = d1;
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t i = first + j * n, to = i % pairs * listed.n + i / pairs;
+      if (i >= all) continue;
+      const uint32_t(&y)[16] = of[j].y;
+      LODE_UNROLL
+      for (uint32_t t = 0; t < 4; ++t) {
+        const uint32_t high = t == 3 ? BytePermute(y[0], y[7], 0x7610u)
+                                     : FunnelRight(y[4 + t], y[5 + t], 16);
+        reinterpret_cast<Word4*>(arranged)[to * 4 + t] =
+            Word4{FunnelRight(y[t], y[t + 1], 16), high, y[8 + t], y[12 + t]};
+      }
+      scales[2 * to] = of[j].d[0];
+      scales[2 * to + 1] = of[j].d[1];
+    }
   }
 }
 
