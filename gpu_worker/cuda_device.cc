@@ -207,7 +207,8 @@ void CudaDevice::StageWindow(const StepParams& params) {
 void CudaDevice::BeginWindow(const StepParams& params) {
   impl_->pending = {};  // of an aborted window
   impl_->mixing = nullptr;
-  impl_->soon.clear();
+  impl_->soon = {};
+  impl_->sooner_at = nullptr;
   StageWindow(params);
   impl_->layer = 0;
   impl_->x_source = nullptr;
@@ -353,7 +354,8 @@ CudaDevice::Impl::Input CudaDevice::Impl::HcNorm(const HcWeights& w, const float
                       .hidden = c.hidden,
                       .eps = c.rms_eps,
                       .forms = normed.forms,
-                      .check = Check(cuda::LayerPart::kMixer)},
+                      .check = Check(cuda::LayerPart::kMixer),
+                      .soon = &w == sooner_at ? sooner : cuda::SoonReads{}},
                      rows());
   return normed;
 }

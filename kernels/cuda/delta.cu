@@ -172,9 +172,12 @@ DeltaStepKernel(DeltaStepArgs a) {
     const float beta = in.beta, decay = in.decay, v = in.v;
     SyncBlock();
     if (position + 1 < end) in = LoadStep<kDim>(a, seq, at, position + 1);
-    StepState<kJ>(key, v, beta, decay, l, s);
+    float own[kJ];
+    LaneKeys<kJ>(key, l, own);
+    StepState<kJ>(own, v, beta, decay, s);
     if (fresh) {
-      const float o = ColumnSum<kJ>(query, s, l);
+      LaneKeys<kJ>(query, l, own);
+      const float o = ColumnSum<kJ>(own, s);
       const uint32_t row = seq.first_row + (position - seq.committed);
       if (l == 0) a.out[(static_cast<size_t>(row) * heads + head) * kDim + column] = o;
     } else if (position + 1 == seq.committed) {

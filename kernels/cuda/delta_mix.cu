@@ -1,14 +1,13 @@
 // Everything between the two products of a Gated DeltaNet layer in one launch: causal convolution,
 // norms and gates of the window's rows, the recurrence, the gated norm behind it and the forms for
-// the output product. A block has one head of one sequence, four lanes for each of its value columns;
-// nothing of a row leaves the block in between, so three launches and their trips through the L2
-// become barriers. Heads that share a key head make its queries and keys each for themselves: a few
-// thousand operations. What earlier windows left (state, rows to fold, taps) is read and worked off
-// before the launch ahead has ended. Same operations in the same order as delta.cu, which other
-// shapes take. Formulas and the replay rule: docs/design/model.md. Bound: the dependent chain of a
-// step, about half a microsecond a row.
+// the output product. A block has one head of one sequence, four lanes for each of its value
+// columns; nothing of a row leaves the block in between, so three launches and their trips through
+// the L2 become barriers. Heads that share a key head make its queries and keys each for
+// themselves: a few thousand operations. What earlier windows left (state, rows to fold, taps) is
+// read and worked off before the launch ahead has ended. Same operations in the same order as
+// delta.cu, which other shapes take. Formulas and the replay rule: docs/design/model.md. Bound: the
+// dependent chain of a step, about half a microsecond a row.
 #include "kernels/cuda/delta_mix.h"
-
 #include "kernels/cuda/delta_steps.h"
 #include "kernels/cuda/quantize.h"
 
@@ -18,9 +17,29 @@ namespace {
 constexpr uint32_t kTapsMax = 4;
 enum Part : uint32_t { kQuery, kKey, kValue, kParts };
 
+// Queries and keys that are normed: every lane of a column finds its own side by side, and the four
+// of them meet different banks.
+template <uint32_t kDim>
+inline constexpr uint32_t kNormedStride = kDim / kLanesPerColumn + 4;
+template <uint32_t kDim>
+LODE_DEVICE uint32_t NormedAt(uint32_t i) {
+  return i % kLanesPerColumn * kNormedStride<kDim> + i / kLanesPerColumn;
+}
+template <uint32_t kDim, uint32_t kJ>
+LODE_DEVICE void NormedKeys(const float* normed, uint32_t l, float (&own)[kJ]) {
+  const Word4* from = reinterpret_cast<const Word4*>(normed + l * kNormedStride<kDim>);
+  LODE_UNROLL
+  for (uint32_t j = 0; j < kJ / 4; ++j) {
+    const Word4 w = from[j];
+    own[4 * j] = canonical::FromBits(w.x), own[4 * j + 1] = canonical::FromBits(w.y);
+    own[4 * j + 2] = canonical::FromBits(w.z), own[4 * j + 3] = canonical::FromBits(w.w);
+  }
+}
+
 // One head's vectors of some rows.
 template <uint32_t kDim>
 struct HeadRows {
+  alignas(16) float normed[kWindowRowsMax][2][kLanesPerColumn * kNormedStride<kDim>];
   float v[kWindowRowsMax][kParts * kDim];
   float beta[kWindowRowsMax], decay[kWindowRowsMax];
 };
@@ -41,7 +60,7 @@ LODE_DEVICE void FoldRows(const DeltaStepArgs& a, const StepSequence& seq, const
     if (first != folded) SyncBlock();
     for (uint32_t r = i / kDim; r < n; r += kLanesPerColumn) {
       const uint32_t within = i % kDim, position = first + r;
-      rows->v[r][kKey * kDim + within] =
+      rows->normed[r][kKey][NormedAt<kDim>(within)] =
           a.key[RingAt(seq.slot, position, at.key_width) + at.key_head * kDim + within];
       rows->v[r][kValue * kDim + within] =
           a.value[RingAt(seq.slot, position, at.value_width) + at.head * kDim + within];
@@ -51,9 +70,11 @@ LODE_DEVICE void FoldRows(const DeltaStepArgs& a, const StepSequence& seq, const
       rows->decay[r] = a.decay[gate];
     }
     SyncBlock();
-    for (uint32_t r = 0; r < n; ++r)
-      StepState<kJ>(rows->v[r] + kKey * kDim, rows->v[r][kValue * kDim + column], rows->beta[r],
-                    rows->decay[r], l, s);
+    for (uint32_t r = 0; r < n; ++r) {
+      float key[kJ];
+      NormedKeys<kDim, kJ>(rows->normed[r][kKey], l, key);
+      StepState<kJ>(key, rows->v[r][kValue * kDim + column], rows->beta[r], rows->decay[r], s);
+    }
   }
 }
 
@@ -100,8 +121,8 @@ LODE_DEVICE void Convolve(const DeltaConvArgs& a, const StepSequence& seq, uint3
   }
 }
 
-// The L2 norm of every row's query and key, a warp for each; keys enter the ring. Values and gates do
-// as well.
+// The L2 norm of every row's query and key, a warp for each; keys enter the ring. Values and gates
+// do as well.
 template <uint32_t kDim>
 LODE_DEVICE void NormAndKeep(const DeltaConvArgs& a, const StepSequence& seq, const HeadPlace& at,
                              HeadRows<kDim>* rows) {
@@ -109,13 +130,13 @@ LODE_DEVICE void NormAndKeep(const DeltaConvArgs& a, const StepSequence& seq, co
   const uint32_t warp = ThreadId() / 32, warps = ThreadCount() / 32, lane = ThreadId() % 32;
   for (uint32_t item = warp; item < 2 * seq.n_rows; item += warps) {
     const uint32_t r = item / 2, part = item % 2;
-    float* v = rows->v[r] + part * kDim;
+    const float* v = rows->v[r] + part * kDim;
     const float length = Sqrt(Add(WarpDot(v, v, kDim), kL2Eps));
     const float scale = part == kQuery ? InvSqrt(static_cast<float>(kDim)) : 1.0f;
     float* ring = a.key + RingAt(seq.slot, seq.committed + r, at.key_width) + at.key_head * kDim;
     for (uint32_t i = lane; i < kDim; i += 32) {
       const float normed = Mul(Div(v[i], length), scale);
-      v[i] = normed;
+      rows->normed[r][part][NormedAt<kDim>(i)] = normed;
       if (part == kKey && at.head == at.key_head) ring[i] = normed;
     }
   }
@@ -216,8 +237,11 @@ DeltaMixKernel(DeltaMixArgs a) {
   SyncBlock();
   for (uint32_t r = 0; r < seq.n_rows; ++r) {
     float* v = rows.v[r];
-    StepState<kJ>(v + kKey * kDim, v[kValue * kDim + column], rows.beta[r], rows.decay[r], l, s);
-    const float o = ColumnSum<kJ>(v + kQuery * kDim, s, l);
+    float keys[kJ];
+    NormedKeys<kDim, kJ>(rows.normed[r][kKey], l, keys);
+    StepState<kJ>(keys, v[kValue * kDim + column], rows.beta[r], rows.decay[r], s);
+    NormedKeys<kDim, kJ>(rows.normed[r][kQuery], l, keys);
+    const float o = ColumnSum<kJ>(keys, s);
     if (l == 0) v[kValue * kDim + column] = o;  // the column's lanes have read its value
   }
   SyncBlock();

@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/quantize.h"
+#include "kernels/cuda/soon.h"
 
 namespace lode::cuda {
 
@@ -187,15 +188,17 @@ LODE_DEVICE void NarrowGates(const NarrowProduct& p, float inverse) {
 
 // The input of all rows to shared memory, 8 columns per lane; rows follow each other in whole
 // blocks, so a block of 32 is four neighbouring lanes of one warp.
-LODE_DEVICE void QuantizeNarrow(const NarrowProduct& p, const ActForm& form, float inverse) {
+// x: p.x, or what silu has made of it. inverse: silu is still to be done, with this factor.
+LODE_DEVICE void QuantizeNarrow(const NarrowProduct& p, const float* from, const ActForm& form,
+                                float inverse) {
   using namespace canonical;
   const uint32_t per_row = p.columns / kLaneColumns, all = p.n_rows * per_row;
   for (uint32_t base = ThreadId() / 32 * 32; base < all; base += ThreadCount()) {
     const uint32_t mine = base + ThreadId() % 32, row = mine / per_row;
     const LanePlace at = {row, (mine - row * per_row) * kLaneColumns, mine < all};
-    Eight x = LoadEight(p.x + static_cast<size_t>(row) * p.columns + at.column,
+    Eight x = LoadEight(from + static_cast<size_t>(row) * p.columns + at.column,
                         at.inside ? kLaneColumns : 0, true);
-    if (p.streams != 0 && at.inside) {
+    if (p.streams != 0 && from == p.x && at.inside) {
       LODE_UNROLL
       for (uint32_t i = 0; i < kLaneColumns; ++i) x.v[i] = Silu(Mul(x.v[i], inverse));
     }
@@ -219,6 +222,21 @@ LODE_DEVICE void LoadNormed(const NarrowProduct& p, uint32_t i, uint32_t first, 
     normed[k] = i < p.n_rows * kNarrowRows && s + k < p.streams
                     ? at[static_cast<size_t>(s + k) * p.rows]
                     : 0.0f;
+}
+
+// The form of the block's columns of the mix, mixed[row][kNarrowRows]: behind a barrier. Four lanes
+// per row: eight rows are one warp.
+LODE_DEVICE void FinishMix(const NarrowProduct& p, const float* mixed, uint32_t first) {
+  if (ThreadId() >= 32) return;
+  const uint32_t act = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
+  const LanePlace at = {act, first + column, act < p.n_rows};
+  float v[kLaneColumns];
+  LODE_UNROLL
+  for (uint32_t i = 0; i < kLaneColumns; ++i)
+    v[i] = at.inside ? mixed[act * kNarrowRows + column + i] : 0.0f;
+  const uint32_t of32 = LargestOf32(v);
+  if (p.form.base != nullptr) StoreForm(p.form, 32, at, v, of32);
+  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
 }
 
 // Columns first..first + kNarrowRows of the mix, from the terms of all streams; then their form.
@@ -249,35 +267,9 @@ LODE_DEVICE void MixColumns(const NarrowProduct& p, const float* terms, uint32_t
     p.y[static_cast<size_t>(act) * p.rows + first + c] = mixed[i];
   }
   SyncBlock();
-  if (ThreadId() >= 32) return;
-  // Four lanes per row: eight rows are one warp.
-  const uint32_t act = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
-  const LanePlace at = {act, first + column, act < p.n_rows};
-  float v[kLaneColumns];
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i)
-    v[i] = at.inside ? mixed[act * kNarrowRows + column + i] : 0.0f;
-  const uint32_t of32 = LargestOf32(v);
-  if (p.form.base != nullptr) StoreForm(p.form, 32, at, v, of32);
-  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
+  FinishMix(p, mixed, first);
 }
 static_assert(kNarrowRows == 4 * kLaneColumns && kWindowRowsMax <= 8);
-
-inline constexpr uint32_t kSoonBlocks = 8;         // that fetch what comes later
-inline constexpr uint32_t kSoonPiece = 8 * 1024;  // bytes at a time
-
-// Behind everything that lies ahead of this launch, so that it takes no bandwidth from that.
-LODE_DEVICE void FetchSoon(const NarrowProduct& p, uint32_t block) {
-  const uint32_t all = kSoonBlocks * ThreadCount();
-  for (uint32_t i = 0; i < p.n_soon; ++i) {
-    const size_t bytes = p.soon[i].bytes / kCopyBytes * kCopyBytes;
-    for (size_t at = size_t{block * ThreadCount() + ThreadId()} * kSoonPiece; at < bytes;
-         at += size_t{all} * kSoonPiece) {
-      const size_t left = bytes - at;
-      PrefetchBytes(p.soon[i].at + at, static_cast<uint32_t>(left < kSoonPiece ? left : kSoonPiece));
-    }
-  }
-}
 
 template <class F>
 LODE_KERNEL(kProductThreadsMax)
@@ -287,7 +279,7 @@ NarrowKernel(NarrowProduct p) {
   const uint32_t product_blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
   if (BlockX() >= product_blocks) {
     WaitForPrevious();
-    FetchSoon(p, BlockX() - product_blocks);
+    FetchSoon(p.soon, BlockX() - product_blocks);
     return;
   }
   const NarrowLayout l = LayOutNarrow<F>(p);
@@ -311,7 +303,7 @@ NarrowKernel(NarrowProduct p) {
   if (BlockX() == 0) NarrowGates(p, inverse);
   float normed[kMixStreams];
   if (p.streams != 0) LoadNormed(p, ThreadId(), first, 0, normed);
-  QuantizeNarrow(p, form, inverse);
+  QuantizeNarrow(p, p.x, form, inverse);
   WaitForCopies();
   SyncBlock();
   DenseTerms<F, true>(tile, shared, form, nullptr, p.n_rows, p.columns, terms);
@@ -337,15 +329,20 @@ bool LaunchStagedNarrow(CUstream_st* stream, const NarrowProduct& product) {
   uint32_t threads = units > lanes ? units : lanes;
   threads = threads > kNarrowThreadsMax ? kNarrowThreadsMax : (threads + 31) / 32 * 32;
   const uint32_t blocks = (product.rows + kNarrowRows - 1) / kNarrowRows;
-  LaunchAhead(stream, {blocks + (product.n_soon != 0 ? kSoonBlocks : 0)}, threads, bytes,
+  LaunchAhead(stream, {blocks + (product.soon.n != 0 ? kSoonBlocks : 0)}, threads, bytes,
               &NarrowKernel<F>, product);
   return true;
 }
+
+// By tensor cores (tensor_narrow.h): Q8_0.
+template <class F>
+bool LaunchTensorNarrow(CUstream_st* stream, const NarrowProduct& product);
 
 template <class F>
 bool LaunchNarrow([[maybe_unused]] CUstream_st* stream,
                   [[maybe_unused]] const NarrowProduct& product) {
   if constexpr (kStaged<F>) {
+    if (LaunchTensorNarrow<F>(stream, product)) return true;
     return LaunchStagedNarrow<F>(stream, product);
   } else {
     return false;

@@ -20,7 +20,10 @@ namespace lode::cuda {
 // What one block of threads may have of shared memory; set by OpenCard. No bit depends on it.
 extern uint32_t shared_bytes_max;
 extern uint32_t multiprocessors;  // of the card; likewise
-extern size_t soon_bytes;         // how much of the L2 weights of the next layer may fill; likewise
+// How much of the L2 weights may fill that the next layer reads, fetched while the window waits for
+// the CPU workers, and then while the layer's streams are normed and mixed; likewise.
+extern size_t soon_bytes, sooner_bytes;
+extern bool tiles_ahead, narrow_tensors;
 extern bool tensor_products;      // the card has integer tensor cores for tensor_mat.h; likewise
 
 // Whom kernels blame for a value that is not finite.
@@ -64,12 +67,16 @@ struct MatBatch {
   bool swiglu = false;
 };
 
-// What a later launch will read: extra blocks fetch it to the L2.
-struct SoonRead {
-  const uint8_t* at = nullptr;
-  size_t bytes = 0;
+// What later launches will read: extra blocks fetch it to the L2 (soon.h).
+struct SoonReads {
+  struct Read {
+    const uint8_t* at = nullptr;
+    size_t bytes = 0;
+  };
+  static constexpr uint32_t kMost = 6;
+  Read read[kMost];
+  uint32_t n = 0;
 };
-inline constexpr uint32_t kSoonMax = 6;
 
 // A product of a matrix with few columns, whose input every block quantises for itself: no launch
 // between what made x and the product. Plain: y = W x. With streams, the read of hyper-connections:
@@ -93,8 +100,7 @@ struct NarrowProduct {
   const float* gate_dots = nullptr;  // [row][gates_per_row]
   float* gates = nullptr;
   uint32_t gates_per_row = 0;
-  SoonRead soon[kSoonMax];
-  uint32_t n_soon = 0;
+  SoonReads soon;
 };
 
 struct DequantRows {
@@ -175,6 +181,7 @@ struct HcNormArgs {
   float eps = 0;
   ActForms forms;  // of normed; only when hidden is a multiple of 256
   CheckArgs check;
+  SoonReads soon;
 };
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows);
 

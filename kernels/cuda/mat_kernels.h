@@ -13,6 +13,7 @@
 #include "kernels/cuda/mat_tasks.h"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/tensor_mat.h"
+#include "kernels/cuda/tensor_narrow.h"
 
 namespace lode::cuda {
 
@@ -187,7 +188,7 @@ bool TryLaunchMat(CUstream_st* stream, const MatBatch& batch, const ProductShape
   MatBatch b = batch;
   const uint32_t columns = b.source.columns;
   if constexpr (std::is_same_v<F, decode::Q8_0>) {
-    if (LaunchTensorMat(stream, batch)) return true;
+    if (LaunchTensorMat<F>(stream, batch)) return true;
   }
   MatCut cut = {};
   cut.tile_rows = shape.tile_rows;

@@ -1,6 +1,7 @@
-// What the products of a batch of matrices have in common: which rows of the window are wanted, which
-// matrix a block of threads belongs to, and the float matrices that ride in front of the quantised
-// ones. Included by mat_kernels.h and tensor_mat.h; device code, and PlaceTasks for the host.
+// What the products of a batch of matrices have in common: which rows of the window are wanted,
+// which matrix a block of threads belongs to, and the float matrices that ride in front of the
+// quantised ones. Included by mat_kernels.h and tensor_mat.h; device code, and PlaceTasks for the
+// host.
 #pragma once
 
 #include "kernels/cuda/float_product.h"
@@ -60,9 +61,9 @@ LODE_DEVICE void FloatTile(const MatBatch& batch, const FloatCut& cut, ListedRow
       });
 }
 
-// Float matrices come first: their blocks take longest. Copies the tasks with their first blocks, those
-// of quantised types in tiles of tile_rows rows (with swiglu, half of them of each matrix, and none
-// for the second); returns how many float matrices there are.
+// Float matrices come first: their blocks take longest. Copies the tasks with their first blocks,
+// those of quantised types in tiles of tile_rows rows (with swiglu, half of them of each matrix,
+// and none for the second); returns how many float matrices there are.
 inline uint32_t PlaceTasks(const MatBatch& batch, uint32_t tile_rows, MatBatch* b, FloatCut* floats,
                            uint32_t* float_blocks) {
   uint32_t float_rows = 0;

@@ -16,7 +16,8 @@ bool launches_overlap = false;
 namespace {
 
 constexpr uint32_t kOverlapCapability = 90;  // programmatic dependent launch
-constexpr uint32_t kTensorCapability = 80;   // products of 16 x 8 x 32 bytes, copies that go on alone
+constexpr uint32_t kTensorCapability =
+    80;  // products of 16 x 8 x 32 bytes, copies that go on alone
 
 Status Failed(cudaError_t error, const char* what) {
   cudaGetLastError();  // an error that can be cleared must not surface at a later call
@@ -66,9 +67,16 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   const char* soon = std::getenv("LODE_CUDA_SOON");
   soon_bytes = soon != nullptr ? std::strtoull(soon, nullptr, 10) << 20
                                : static_cast<size_t>(prop.l2CacheSize) / 2;
+  const char* sooner = std::getenv("LODE_CUDA_SOONER");
+  sooner_bytes = sooner != nullptr ? std::strtoull(sooner, nullptr, 10) << 20
+                                   : static_cast<size_t>(prop.l2CacheSize) / 2;
+  const char* narrow = std::getenv("LODE_CUDA_NARROW");
+  narrow_tensors = narrow == nullptr || std::strcmp(narrow, "0") != 0;
+  const char* ahead = std::getenv("LODE_CUDA_AHEAD");
+  tiles_ahead = ahead == nullptr || std::strcmp(ahead, "0") != 0;
   const char* tensor = std::getenv("LODE_CUDA_TENSOR");
-  tensor_products = facts.capability >= kTensorCapability &&
-                    (tensor == nullptr || std::strcmp(tensor, "0") != 0);
+  tensor_products =
+      facts.capability >= kTensorCapability && (tensor == nullptr || std::strcmp(tensor, "0") != 0);
   size_t free_bytes = 0, total_bytes = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes); e != cudaSuccess)
     return Failed(e, "opening the CUDA card");

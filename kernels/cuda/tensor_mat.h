@@ -6,8 +6,11 @@
 // and several segments ahead, beginning before the launch ahead has ended. Blocks of 34 bytes are
 // read as they lie: two of them are 17 whole words, and since the order inside a block is free, the
 // activations are arranged to match. Bound: weight bytes over device bandwidth. Needs columns in
-// whole segments and compute capability 8.0; mat_kernels.h has the rest. Device code and its launch.
+// whole segments and compute capability 8.0; mat_kernels.h has the rest. Device code and its
+// launch.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cuda/float_product.h"
 #include "kernels/cuda/launch.h"
@@ -16,10 +19,11 @@
 
 namespace lode::cuda {
 
-inline constexpr uint32_t kTensorRows = 8;     // weight rows of a warp
-inline constexpr uint32_t kTensorWarps = 8;    // of a block of threads
+inline constexpr uint32_t kTensorRows = 8;      // weight rows of a warp
+inline constexpr uint32_t kTensorWarps = 8;     // of a block of threads
+inline constexpr uint32_t kTensorTilesMin = 4;  // per multiprocessor
 inline constexpr uint32_t kSegmentColumns = 256;
-inline constexpr uint32_t kBlockBytes = 34;    // of Q8_0
+inline constexpr uint32_t kBlockBytes = 34;  // of Q8_0
 inline constexpr uint32_t kPairBytes = 2 * kBlockBytes, kPairWords = kPairBytes / 4;
 inline constexpr uint32_t kSegmentPairs = kSegmentColumns / 64;
 // Of one row. Rows follow each other without a gap: 68 words from row to row put the four words of
@@ -35,6 +39,7 @@ struct TensorCut {
   uint32_t float_blocks;
   uint32_t tiles;    // of all matrices
   uint32_t warps;    // of a block that have tiles; all help to arrange activations
+  bool ahead;        // first tiles are fetched to the L2 as a whole
   uint32_t ring_at;  // bytes of the arranged activations in front of the rings
 };
 
@@ -63,6 +68,15 @@ LODE_DEVICE void FeedTile(const MatBatch& batch, const TensorCut& cut, TensorFee
     feed->from[j] = task.w + (row < task.rows ? row : task.rows - 1) * task.row_bytes +
                     piece % (kSegmentBytes / 16) * 16;
   }
+}
+// The whole tile to the L2 in one piece: before the launch ahead has ended, or while another tile
+// is multiplied. Segments of rows alone make the memory jump.
+LODE_DEVICE void FetchTile(const MatBatch& batch, const TensorCut& cut, uint32_t tile) {
+  if (!cut.ahead || tile >= cut.tiles || ThreadId() % 32 != 0) return;
+  const MatTask& task = batch.tasks[TaskAt(batch, cut.float_blocks + tile)];
+  const uint32_t first = (cut.float_blocks + tile - task.first_block) * kTensorRows;
+  const uint32_t left = task.rows - first, rows = left < kTensorRows ? left : kTensorRows;
+  PrefetchBytes(task.w + first * task.row_bytes, rows * static_cast<uint32_t>(task.row_bytes));
 }
 // Starts the copies of one more segment; every call ends a group of copies, also an empty one.
 LODE_DEVICE void FeedSegment(const MatBatch& batch, const TensorCut& cut, uint32_t segments,
@@ -115,8 +129,8 @@ LODE_DEVICE void ArrangeActs(const ActForm& form, const ListedRows& listed, uint
       const uint32_t(&y)[16] = of[j].y;
       LODE_UNROLL
       for (uint32_t t = 0; t < 4; ++t) {
-        const uint32_t high = t == 3 ? BytePermute(y[0], y[7], 0x7610u)
-                                     : FunnelRight(y[4 + t], y[5 + t], 16);
+        const uint32_t high =
+            t == 3 ? BytePermute(y[0], y[7], 0x7610u) : FunnelRight(y[4 + t], y[5 + t], 16);
         reinterpret_cast<Word4*>(arranged)[to * 4 + t] =
             Word4{FunnelRight(y[t], y[t + 1], 16), high, y[8 + t], y[12 + t]};
       }
@@ -155,9 +169,10 @@ LODE_DEVICE void AddSegment(const uint8_t* slot, const Word4* acts, const float*
   }
 }
 
-template <uint32_t kDepth>
+template <class F, uint32_t kDepth>
 LODE_KERNEL_FITTING(kTensorWarps * 32, 3)
 TensorMatKernel(MatBatch batch, TensorCut cut) {
+  static_assert(std::is_same_v<F, decode::Q8_0>);
   LODE_SHARED ListedRows listed;
   uint8_t* shared = DynamicShared();
   if (BlockX() < cut.float_blocks) {
@@ -173,6 +188,7 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   uint32_t tile = warp < cut.warps ? (BlockX() - cut.float_blocks) * cut.warps + warp : cut.tiles;
   TensorFeed feed = {tile, 0, {}};
   FeedTile(batch, cut, &feed);
+  FetchTile(batch, cut, tile);
   LODE_NO_UNROLL
   for (uint32_t i = 0; i + 1 < kDepth; ++i)
     FeedSegment(batch, cut, segments, step, ring + i * kSlot, &feed);
@@ -190,6 +206,7 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   uint32_t slot = 0;
   for (; tile < cut.tiles; tile += step) {
     float sum[2] = {0, 0};
+    FetchTile(batch, cut, tile + step);
     LODE_NO_UNROLL
     for (uint32_t s = 0; s < segments; ++s) {
       WaitForCopiesBut<kDepth - 2>();
@@ -212,7 +229,8 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
 }
 
 // False, and nothing is launched: not for this card or these columns, or too few rows.
-inline bool LaunchTensorMat(CUstream_st* stream, const MatBatch& batch) {
+template <class F>
+bool LaunchTensorMat(CUstream_st* stream, const MatBatch& batch) {
   const uint32_t columns = batch.source.columns;
   if (!tensor_products || columns % kSegmentColumns != 0 || batch.swiglu) return false;
   MatBatch b = batch;
@@ -221,10 +239,13 @@ inline bool LaunchTensorMat(CUstream_st* stream, const MatBatch& batch) {
   if (n_floats == b.n_tasks) return false;
   const MatTask& last = b.tasks[b.n_tasks - 1];
   cut.tiles = last.first_block + (last.rows + kTensorRows - 1) / kTensorRows - cut.float_blocks;
-  if (cut.tiles < multiprocessors) return false;
+  // A warp goes through its rows alone: with few of them the other kernel's blocks, which share out
+  // the columns of a row and have all of them in shared memory before the launch ahead ends, win.
+  if (cut.tiles < kTensorTilesMin * multiprocessors) return false;
   // One tile per multiprocessor at a time until each has a block's fill.
   const uint32_t each = (cut.tiles + multiprocessors - 1) / multiprocessors;
   cut.warps = each < kTensorWarps ? each : kTensorWarps;
+  cut.ahead = tiles_ahead;
   cut.ring_at = TensorActBytes(columns, batch.n_rows);
   const bool deep = cut.warps <= kTensorWarps / 2;
   constexpr uint32_t kShallow = 3, kDeep = 6;
@@ -238,7 +259,7 @@ inline bool LaunchTensorMat(CUstream_st* stream, const MatBatch& batch) {
   uint32_t blocks = (cut.tiles + cut.warps - 1) / cut.warps;
   if (blocks > together) blocks = together;
   LaunchAhead(stream, {cut.float_blocks + blocks}, kTensorWarps * 32, bytes,
-              deep ? &TensorMatKernel<kDeep> : &TensorMatKernel<kShallow>, b, cut);
+              deep ? &TensorMatKernel<F, kDeep> : &TensorMatKernel<F, kShallow>, b, cut);
   return true;
 }
 
