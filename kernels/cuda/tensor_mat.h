@@ -55,18 +55,21 @@ LODE_FN uint32_t TensorActBytes(uint32_t columns, uint32_t n_acts) {
 // What a lane copies of its warp's tiles, segment after segment.
 struct TensorFeed {
   uint32_t tile, segment;
-  const uint8_t* from[kLanePieces];
+  const uint8_t* base;  // of the tile's segment
+  uint32_t offset[kLanePieces];
 };
 LODE_DEVICE void FeedTile(const MatBatch& batch, const TensorCut& cut, TensorFeed* feed) {
   if (feed->tile >= cut.tiles) return;
   const MatTask& task = batch.tasks[TaskAt(batch, cut.float_blocks + feed->tile)];
   const uint32_t first = (cut.float_blocks + feed->tile - task.first_block) * kTensorRows;
+  const uint32_t valid = task.rows - first;
+  feed->base = task.w + first * task.row_bytes;
   LODE_UNROLL
   for (uint32_t j = 0; j < kLanePieces; ++j) {
-    const uint32_t piece = ThreadId() % 32 + 32 * j, row = first + piece / (kSegmentBytes / 16);
+    const uint32_t piece = ThreadId() % 32 + 32 * j, row = piece / (kSegmentBytes / 16);
     // Rows that do not exist repeat the last.
-    feed->from[j] = task.w + (row < task.rows ? row : task.rows - 1) * task.row_bytes +
-                    piece % (kSegmentBytes / 16) * 16;
+    feed->offset[j] = (row < valid ? row : valid - 1) * static_cast<uint32_t>(task.row_bytes) +
+                      piece % (kSegmentBytes / 16) * 16;
   }
 }
 // The whole tile to the L2 in one piece: before the launch ahead has ended, or while another tile
@@ -86,8 +89,9 @@ LODE_DEVICE void FeedSegment(const MatBatch& batch, const TensorCut& cut, uint32
     for (uint32_t j = 0; j < kLanePieces; ++j) {
       const uint32_t piece = ThreadId() % 32 + 32 * j;
       if (piece < kSegmentPieces)
-        CopyAhead16(slot + piece * 16, feed->from[j] + feed->segment * kSegmentBytes);
+        CopyAhead16(slot + piece * 16, feed->base + feed->offset[j]);
     }
+    feed->base += kSegmentBytes;
     if (++feed->segment == segments) {
       feed->segment = 0;
       feed->tile += step;
@@ -155,7 +159,7 @@ LODE_DEVICE void AddSegment(const uint8_t* slot, const Word4* acts, const float*
     const uint32_t odd[2] = {w[9 + t], w[13 + t]};
     const Word4 y = acts[p * n_acts * 4];
     const float d0 = scales[p * n_acts * 2], d1 = scales[p * n_acts * 2 + 1];
-    int32_t isum[2], next[2];
+    float isum[2], next[2];
     MultiplyBlocks(y.x, y.y, even[0], even[1], isum);
     MultiplyBlocks(y.z, y.w, odd[0], odd[1], next);
     LODE_UNROLL
@@ -163,8 +167,8 @@ LODE_DEVICE void AddSegment(const uint8_t* slot, const Word4* acts, const float*
       const uint8_t* pair = slot + (2 * t + i) * kSegmentBytes + p * kPairBytes;
       const float of_even = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair));
       const float of_odd = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair + kBlockBytes));
-      sum[i] = Add(sum[i], Mul(static_cast<float>(isum[i]), Mul(of_even, d0)));
-      sum[i] = Add(sum[i], Mul(static_cast<float>(next[i]), Mul(of_odd, d1)));
+      sum[i] = Add(sum[i], Mul(isum[i], Mul(of_even, d0)));
+      sum[i] = Add(sum[i], Mul(next[i], Mul(of_odd, d1)));
     }
   }
 }
@@ -186,7 +190,7 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   constexpr uint32_t kSlot = kTensorRows * kSegmentBytes;
   uint8_t* ring = shared + cut.ring_at + warp * kDepth * kSlot;
   uint32_t tile = warp < cut.warps ? (BlockX() - cut.float_blocks) * cut.warps + warp : cut.tiles;
-  TensorFeed feed = {tile, 0, {}};
+  TensorFeed feed = {tile, 0, nullptr, {}};
   FeedTile(batch, cut, &feed);
   FetchTile(batch, cut, tile);
   LODE_NO_UNROLL

@@ -53,7 +53,7 @@ LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActFo
     const uint32_t last = w[5 + t];
     const uint32_t high = t == 3 ? BytePermute(w[0], last, 0x5432u) : last;
     const Word4 y = ActWords(reinterpret_cast<const uint32_t*>(codes) + 16 * p, t);
-    int32_t even[2], odd[2];
+    float even[2], odd[2];
     MultiplyBlocks(y.x, y.y, w[1 + t], high, even);
     MultiplyBlocks(y.z, y.w, w[9 + t], w[13 + t], odd);
     LODE_UNROLL
@@ -61,8 +61,8 @@ LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActFo
       const uint8_t* pair = rows + (2 * t + i) * row_bytes + p * kPairBytes;
       const float of_even = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair));
       const float of_odd = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair + kBlockBytes));
-      sum[i] = Add(sum[i], Mul(static_cast<float>(even[i]), Mul(of_even, scales[2 * p])));
-      sum[i] = Add(sum[i], Mul(static_cast<float>(odd[i]), Mul(of_odd, scales[2 * p + 1])));
+      sum[i] = Add(sum[i], Mul(even[i], Mul(of_even, scales[2 * p])));
+      sum[i] = Add(sum[i], Mul(odd[i], Mul(of_odd, scales[2 * p + 1])));
     }
   }
 }

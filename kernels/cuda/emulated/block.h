@@ -140,16 +140,17 @@ LODE_DEVICE int32_t Dp4a(uint32_t a, uint32_t b, int32_t c) {
   return c + u[0] * v[0] + u[1] * v[1] + u[2] * v[2] + u[3] * v[3];
 }
 LODE_DEVICE void MultiplyBlocks(uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
-                                int32_t (&sum)[2]) {
+                                float (&sum)[2]) {
   const emulated::Words4* all = emulated::Gather({{a0, a1, b0, b1}});
   const uint32_t lane = ThreadId() % 32, g = lane / 4, t = lane % 4;
   for (uint32_t i = 0; i < 2; ++i) {
-    sum[i] = 0;
+    int32_t exact = 0;
     for (uint32_t q = 0; q < 4; ++q) {
       const uint32_t* a = all[4 * g + q].word;
       const uint32_t* b = all[4 * (2 * t + i) + q].word;
-      sum[i] = Dp4a(a[0], b[2], Dp4a(a[1], b[3], sum[i]));
+      exact = Dp4a(a[0], b[2], Dp4a(a[1], b[3], exact));
     }
+    sum[i] = static_cast<float>(exact);
   }
   SyncWarp();
 }
