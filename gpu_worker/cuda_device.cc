@@ -207,8 +207,6 @@ void CudaDevice::StageWindow(const StepParams& params) {
 void CudaDevice::BeginWindow(const StepParams& params) {
   impl_->pending = {};  // of an aborted window
   impl_->mixing = nullptr;
-  impl_->soon = {};
-  impl_->sooner_at = nullptr;
   StageWindow(params);
   impl_->layer = 0;
   impl_->x_source = nullptr;
@@ -298,8 +296,7 @@ void CudaDevice::Impl::HcMix(const HcWeights& w, float* x, float* inject) {
                         .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr),
                         .gate_dots = scratch.inject_dot,
                         .gates = inject,
-                        .gates_per_row = w.inject != nullptr ? c.streams : 0,
-                        .soon = {}});
+                        .gates_per_row = w.inject != nullptr ? c.streams : 0});
   x_made = fused ? 1u << kForm : ~0u;
   if (!fused) HcMixApart(w, x, inject);
 }
@@ -354,8 +351,7 @@ CudaDevice::Impl::Input CudaDevice::Impl::HcNorm(const HcWeights& w, const float
                       .hidden = c.hidden,
                       .eps = c.rms_eps,
                       .forms = normed.forms,
-                      .check = Check(cuda::LayerPart::kMixer),
-                      .soon = &w == sooner_at ? sooner : cuda::SoonReads{}},
+                      .check = Check(cuda::LayerPart::kMixer)},
                      rows());
   return normed;
 }

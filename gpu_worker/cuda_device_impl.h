@@ -119,10 +119,6 @@ struct CudaDevice::Impl {
   PendingWrite pending;
   const DeltaWeights* mixing = nullptr;  // of DeltaInput, for the recurrence
   bool gated = false;                    // the recurrence's launch has made DeltaOutput's input
-  // What the next layer reads first: for the next shared expert's launch, and for the norm before
-  // that layer's mixer.
-  cuda::SoonReads soon, sooner;
-  const HcWeights* sooner_at = nullptr;
   size_t cells_max = 0, blocks_max = 0;
 };
 

@@ -1,11 +1,8 @@
 // Products of the cuda device: forms of activations, dense matrices, routed experts, the shared
 // expert and the router. See cuda_device_impl.h.
 #include <algorithm>
-#include <utility>
-#include <vector>
 
 #include "gpu_worker/cuda_device_impl.h"
-#include "kernels/cuda/delta_mix.h"
 #include "kernels/kernel_table.h"
 #include "shared/base/check.h"
 
@@ -215,38 +212,8 @@ bool CudaDevice::Impl::SwigluOfShared(const MoeWeights& w, const Input& input) {
                                 card.multiprocessors));
 }
 
-// In the order in which they will be read: soon_bytes while the window waits, then sooner_bytes.
-void CudaDevice::ReadsNext(const LayerWeights& next, const DeltaState* state) {
-  Impl& d = *impl_;
-  if (state != nullptr && getenv("LODE_CUDA_FOLD") == nullptr)
-    cuda::LaunchDeltaFold(d.s(), d.DeltaSteps(*state), d.staged->params.n_seqs);
-  d.soon = d.sooner = {};
-  d.sooner_at = &next.hc_attn;
-  size_t left[2] = {cuda::soon_bytes, cuda::sooner_bytes};
-  const auto add = [&](const WeightMatrix& w) {
-    size_t at = 0;
-    for (uint32_t i = 0; i < 2; ++i) {
-      cuda::SoonReads& to = i == 0 ? d.soon : d.sooner;
-      const size_t bytes = std::min(w.row_bytes * w.rows - at, left[i]) / 16 * 16;
-      if (bytes == 0 || to.n == cuda::SoonReads::kMost) continue;
-      to.read[to.n++] = {w.data + at, bytes};
-      left[i] -= bytes;
-      at += bytes;
-    }
-  };
-  add(next.hc_attn.down);
-  add(next.hc_attn.up);
-  if (next.attention) {
-    for (const WeightMatrix* w : {&next.attn.q, &next.attn.k, &next.attn.v, &next.attn.out})
-      add(*w);
-  } else {
-    for (const WeightMatrix* w : {&next.delta.qkv, &next.delta.gate, &next.delta.out}) add(*w);
-  }
-}
-
 void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared) {
   Impl& d = *impl_;
-  const cuda::SoonReads soon = std::exchange(d.soon, {});
   const ModelConfig& c = d.config;
   Impl::Scratch& s = d.scratch;
   const Impl::Input in =
@@ -263,8 +230,7 @@ void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared
                               .check = d.Check(cuda::LayerPart::kShared),
                               .gate_dots = s.shared_inject,
                               .gates = s.shared_inject,
-                              .gates_per_row = 1,
-                              .soon = soon};
+                              .gates_per_row = 1};
   if (hidden_done && cuda::KernelsOf(w.shared_down.format).narrow(d.s(), down)) {
     cuda::CheckLaunches("shared expert");
     return;

@@ -142,14 +142,19 @@ cuda::DeltaGateArgs CudaDevice::Impl::DeltaGate(const DeltaWeights& w) const {
           .check = Check(cuda::LayerPart::kMixer)};
 }
 
+void CudaDevice::FoldsNext(const DeltaState& state) {
+  Impl& d = *impl_;
+  cuda::LaunchDeltaFold(d.s(), d.DeltaSteps(state), d.staged->params.n_seqs);
+  cuda::CheckLaunches("folding of accepted rows");
+}
+
 void CudaDevice::DeltaRecurrence(const DeltaState& state) {
   Impl& d = *impl_;
   const uint32_t n_seqs = d.staged->params.n_seqs;
   const DeltaWeights* const w = std::exchange(d.mixing, nullptr);
   if (w != nullptr) {
-    d.gated = getenv("LODE_CUDA_MIX") == nullptr &&
-              cuda::LaunchDeltaMix(
-                  d.s(), {d.DeltaConv(*w, state), d.DeltaSteps(state), d.DeltaGate(*w)}, n_seqs);
+    d.gated = cuda::LaunchDeltaMix(
+        d.s(), {d.DeltaConv(*w, state), d.DeltaSteps(state), d.DeltaGate(*w)}, n_seqs);
     if (!d.gated) cuda::LaunchDeltaConv(d.s(), d.DeltaConv(*w, state), d.rows());
   }
   if (w == nullptr || !d.gated) cuda::LaunchDeltaSteps(d.s(), d.DeltaSteps(state), n_seqs);

@@ -11,7 +11,6 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/quantize.h"
-#include "kernels/cuda/soon.h"
 
 namespace lode::cuda {
 
@@ -276,12 +275,6 @@ LODE_KERNEL(kProductThreadsMax)
 NarrowKernel(NarrowProduct p) {
   static_assert(F::kBlock == 32 && !F::kCrumbs);
   LetNextStart();
-  const uint32_t product_blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
-  if (BlockX() >= product_blocks) {
-    WaitForPrevious();
-    FetchSoon(p.soon, BlockX() - product_blocks);
-    return;
-  }
   const NarrowLayout l = LayOutNarrow<F>(p);
   uint8_t* shared = DynamicShared();
   const uint32_t first = BlockX() * kNarrowRows, left = p.rows - first;
@@ -329,8 +322,7 @@ bool LaunchStagedNarrow(CUstream_st* stream, const NarrowProduct& product) {
   uint32_t threads = units > lanes ? units : lanes;
   threads = threads > kNarrowThreadsMax ? kNarrowThreadsMax : (threads + 31) / 32 * 32;
   const uint32_t blocks = (product.rows + kNarrowRows - 1) / kNarrowRows;
-  LaunchAhead(stream, {blocks + (product.soon.n != 0 ? kSoonBlocks : 0)}, threads, bytes,
-              &NarrowKernel<F>, product);
+  LaunchAhead(stream, {blocks}, threads, bytes, &NarrowKernel<F>, product);
   return true;
 }
 

@@ -21,8 +21,6 @@ const FormatKernels& KernelsOf(Format format) {
 uint32_t shared_bytes_max = 48 * 1024;
 uint32_t multiprocessors = 1;
 bool tensor_products = false;
-size_t soon_bytes = 0, sooner_bytes = 0;
-bool tiles_ahead = false, narrow_tensors = true;
 
 namespace {
 

@@ -4,7 +4,6 @@
 #include "kernels/canonical_trig.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/reduce.h"
-#include "kernels/cuda/soon.h"
 
 namespace lode::cuda {
 namespace {
@@ -31,12 +30,6 @@ constexpr uint32_t kNormThreads = 320;
 // the way.
 LODE_KERNEL(kNormThreads) HcNormKernel(HcNormArgs a) {
   LetNextStart();
-  if (BlockX() >= a.streams) {
-    const uint32_t block = (BlockX() - a.streams) * GridY() + BlockY();
-    if (block < kSoonBlocks) FetchSoon(a.soon, block);
-    WaitForPrevious();
-    return;
-  }
   using namespace canonical;
   LODE_SHARED float slot;
   float* x = reinterpret_cast<float*>(DynamicShared());
@@ -137,8 +130,7 @@ void LaunchRopeTables(CUstream_st* stream, const RopeTables& rope, const WindowB
   LaunchAhead(stream, {n_rows}, 32, 0, &RopeTablesKernel, rope, window);
 }
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows) {
-  const uint32_t soon = args.soon.n != 0 ? CeilDiv(kSoonBlocks, n_rows) : 0;
-  LaunchAhead(stream, {args.streams + soon, n_rows}, kNormThreads, args.hidden * sizeof(float),
+  LaunchAhead(stream, {args.streams, n_rows}, kNormThreads, args.hidden * sizeof(float),
               &HcNormKernel, args);
 }
 void LaunchHcGate(CUstream_st* stream, const HcGateArgs& args, uint32_t n_rows) {

@@ -20,10 +20,6 @@ namespace lode::cuda {
 // What one block of threads may have of shared memory; set by OpenCard. No bit depends on it.
 extern uint32_t shared_bytes_max;
 extern uint32_t multiprocessors;  // of the card; likewise
-// How much of the L2 weights may fill that the next layer reads, fetched while the window waits for
-// the CPU workers, and then while the layer's streams are normed and mixed; likewise.
-extern size_t soon_bytes, sooner_bytes;
-extern bool tiles_ahead, narrow_tensors;
 extern bool tensor_products;      // the card has integer tensor cores for tensor_mat.h; likewise
 
 // Whom kernels blame for a value that is not finite.
@@ -67,17 +63,6 @@ struct MatBatch {
   bool swiglu = false;
 };
 
-// What later launches will read: extra blocks fetch it to the L2 (soon.h).
-struct SoonReads {
-  struct Read {
-    const uint8_t* at = nullptr;
-    size_t bytes = 0;
-  };
-  static constexpr uint32_t kMost = 6;
-  Read read[kMost];
-  uint32_t n = 0;
-};
-
 // A product of a matrix with few columns, whose input every block quantises for itself: no launch
 // between what made x and the product. Plain: y = W x. With streams, the read of hyper-connections:
 // u = silu(x / streams), up = W u of streams * rows values, y = mix of `normed` under up, and y's
@@ -100,7 +85,6 @@ struct NarrowProduct {
   const float* gate_dots = nullptr;  // [row][gates_per_row]
   float* gates = nullptr;
   uint32_t gates_per_row = 0;
-  SoonReads soon;
 };
 
 struct DequantRows {
@@ -181,7 +165,6 @@ struct HcNormArgs {
   float eps = 0;
   ActForms forms;  // of normed; only when hidden is a multiple of 256
   CheckArgs check;
-  SoonReads soon;
 };
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows);
 

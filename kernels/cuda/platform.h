@@ -69,14 +69,6 @@ LODE_DEVICE void LetNextStart() {
 #endif
 }
 LODE_DEVICE void PrefetchLine(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-// The same for many bytes, both numbers multiples of 16.
-LODE_DEVICE void PrefetchBytes(const uint8_t* p, uint32_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#else
-  for (uint32_t at = 0; at < bytes; at += 128) PrefetchLine(p + at);
-#endif
-}
 
 // ---- copies from device to shared memory that go on by themselves: 16 bytes, both ends aligned.
 // A thread sees its own behind WaitForCopies, the block all of them behind a barrier after that.
@@ -115,9 +107,9 @@ LODE_DEVICE void WaitForCopiesBut() {
 #endif
 }
 
-// ---- integer tensor cores: a warp's product of 8 rows of 32 signed bytes with 8 others. Lane 4 g +
-// t holds bytes 4 t.. and 16 + 4 t.. of row g of both (a0, a1 and b0, b1), and gets the sums of row g
-// of a with rows 2 t and 2 t + 1 of b, exact integers as floats. Nothing on cards before 8.0.
+// ---- integer tensor cores: a warp's product of 8 rows of 32 signed bytes with 8 others. Lane 4 g
+// + t holds bytes 4 t.. and 16 + 4 t.. of row g of both (a0, a1 and b0, b1), and gets the sums of
+// row g of a with rows 2 t and 2 t + 1 of b, exact integers as floats. Nothing on cards before 8.0.
 LODE_DEVICE void MultiplyBlocks(uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
                                 float (&sum)[2]) {
   sum[0] = sum[1] = 0.0f;

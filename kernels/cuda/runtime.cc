@@ -64,16 +64,6 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   const char* overlap = std::getenv("LODE_CUDA_OVERLAP");
   launches_overlap = facts.capability >= kOverlapCapability &&
                      (overlap == nullptr || std::strcmp(overlap, "0") != 0);
-  const char* soon = std::getenv("LODE_CUDA_SOON");
-  soon_bytes = soon != nullptr ? std::strtoull(soon, nullptr, 10) << 20
-                               : static_cast<size_t>(prop.l2CacheSize) / 2;
-  const char* sooner = std::getenv("LODE_CUDA_SOONER");
-  sooner_bytes = sooner != nullptr ? std::strtoull(sooner, nullptr, 10) << 20
-                                   : static_cast<size_t>(prop.l2CacheSize) / 2;
-  const char* narrow = std::getenv("LODE_CUDA_NARROW");
-  narrow_tensors = narrow == nullptr || std::strcmp(narrow, "0") != 0;
-  const char* ahead = std::getenv("LODE_CUDA_AHEAD");
-  tiles_ahead = ahead == nullptr || std::strcmp(ahead, "0") != 0;
   const char* tensor = std::getenv("LODE_CUDA_TENSOR");
   tensor_products =
       facts.capability >= kTensorCapability && (tensor == nullptr || std::strcmp(tensor, "0") != 0);

@@ -39,7 +39,6 @@ struct TensorCut {
   uint32_t float_blocks;
   uint32_t tiles;    // of all matrices
   uint32_t warps;    // of a block that have tiles; all help to arrange activations
-  bool ahead;        // first tiles are fetched to the L2 as a whole
   uint32_t ring_at;  // bytes of the arranged activations in front of the rings
 };
 
@@ -72,15 +71,6 @@ LODE_DEVICE void FeedTile(const MatBatch& batch, const TensorCut& cut, TensorFee
                       piece % (kSegmentBytes / 16) * 16;
   }
 }
-// The whole tile to the L2 in one piece: before the launch ahead has ended, or while another tile
-// is multiplied. Segments of rows alone make the memory jump.
-LODE_DEVICE void FetchTile(const MatBatch& batch, const TensorCut& cut, uint32_t tile) {
-  if (!cut.ahead || tile >= cut.tiles || ThreadId() % 32 != 0) return;
-  const MatTask& task = batch.tasks[TaskAt(batch, cut.float_blocks + tile)];
-  const uint32_t first = (cut.float_blocks + tile - task.first_block) * kTensorRows;
-  const uint32_t left = task.rows - first, rows = left < kTensorRows ? left : kTensorRows;
-  PrefetchBytes(task.w + first * task.row_bytes, rows * static_cast<uint32_t>(task.row_bytes));
-}
 // Starts the copies of one more segment; every call ends a group of copies, also an empty one.
 LODE_DEVICE void FeedSegment(const MatBatch& batch, const TensorCut& cut, uint32_t segments,
                              uint32_t step, uint8_t* slot, TensorFeed* feed) {
@@ -88,8 +78,7 @@ LODE_DEVICE void FeedSegment(const MatBatch& batch, const TensorCut& cut, uint32
     LODE_UNROLL
     for (uint32_t j = 0; j < kLanePieces; ++j) {
       const uint32_t piece = ThreadId() % 32 + 32 * j;
-      if (piece < kSegmentPieces)
-        CopyAhead16(slot + piece * 16, feed->base + feed->offset[j]);
+      if (piece < kSegmentPieces) CopyAhead16(slot + piece * 16, feed->base + feed->offset[j]);
     }
     feed->base += kSegmentBytes;
     if (++feed->segment == segments) {
@@ -192,7 +181,6 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   uint32_t tile = warp < cut.warps ? (BlockX() - cut.float_blocks) * cut.warps + warp : cut.tiles;
   TensorFeed feed = {tile, 0, nullptr, {}};
   FeedTile(batch, cut, &feed);
-  FetchTile(batch, cut, tile);
   LODE_NO_UNROLL
   for (uint32_t i = 0; i + 1 < kDepth; ++i)
     FeedSegment(batch, cut, segments, step, ring + i * kSlot, &feed);
@@ -210,7 +198,6 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   uint32_t slot = 0;
   for (; tile < cut.tiles; tile += step) {
     float sum[2] = {0, 0};
-    FetchTile(batch, cut, tile + step);
     LODE_NO_UNROLL
     for (uint32_t s = 0; s < segments; ++s) {
       WaitForCopiesBut<kDepth - 2>();
@@ -249,7 +236,6 @@ bool LaunchTensorMat(CUstream_st* stream, const MatBatch& batch) {
   // One tile per multiprocessor at a time until each has a block's fill.
   const uint32_t each = (cut.tiles + multiprocessors - 1) / multiprocessors;
   cut.warps = each < kTensorWarps ? each : kTensorWarps;
-  cut.ahead = tiles_ahead;
   cut.ring_at = TensorActBytes(columns, batch.n_rows);
   const bool deep = cut.warps <= kTensorWarps / 2;
   constexpr uint32_t kShallow = 3, kDeep = 6;

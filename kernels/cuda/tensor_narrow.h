@@ -102,12 +102,6 @@ TensorNarrowKernel(NarrowProduct p) {
   static_assert(std::is_same_v<F, decode::Q8_0>);
   using namespace canonical;
   LetNextStart();
-  const uint32_t product_blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
-  if (BlockX() >= product_blocks) {
-    WaitForPrevious();
-    FetchSoon(p.soon, BlockX() - product_blocks);
-    return;
-  }
   const TensorNarrowLayout l = LayOutTensorNarrow(p);
   uint8_t* shared = DynamicShared();
   const uint32_t first = BlockX() * kNarrowRows, left = p.rows - first;
@@ -169,7 +163,7 @@ template <class F>
 bool LaunchTensorNarrow([[maybe_unused]] CUstream_st* stream,
                         [[maybe_unused]] const NarrowProduct& p) {
   if constexpr (std::is_same_v<F, decode::Q8_0>) {
-    if (!tensor_products || !narrow_tensors || p.columns == 0 || p.columns % 64 != 0) return false;
+    if (!tensor_products || p.columns == 0 || p.columns % 64 != 0) return false;
     if (reinterpret_cast<uintptr_t>(p.w) % kCopyBytes != 0) return false;
     if (p.streams != 0 && p.rows % kNarrowRows != 0) return false;
     const uint32_t bytes = LayOutTensorNarrow(p).bytes;
@@ -180,8 +174,7 @@ bool LaunchTensorNarrow([[maybe_unused]] CUstream_st* stream,
     if (threads < tiles * 32) threads = tiles * 32;
     if (threads > kProductThreadsMax) threads = kProductThreadsMax;
     const uint32_t blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
-    LaunchAhead(stream, {blocks + (p.soon.n != 0 ? kSoonBlocks : 0)}, threads, bytes,
-                &TensorNarrowKernel<F>, p);
+    LaunchAhead(stream, {blocks}, threads, bytes, &TensorNarrowKernel<F>, p);
     return true;
   }
   return false;

@@ -227,6 +227,14 @@ class Stages {
     Time(
         "hc read", n, [&](uint32_t l) { d.HcRead(layers[l].hc_attn, wide, x, inject); }, any);
     Time(
+        "hc read without gates", n,
+        [&](uint32_t l) {
+          HcWeights w = layers[l].hc_attn;
+          w.inject = nullptr;
+          d.HcRead(w, wide, x, nullptr);
+        },
+        any);
+    Time(
         "hc write", n, [&](uint32_t) { d.HcWrite(y, inject, wide); }, any);
     Time(
         "delta input", n, [&](uint32_t l) { d.DeltaInput(layers[l].delta, e.state().delta(l), x); },
@@ -235,6 +243,13 @@ class Stages {
         "delta recurrence", n, [&](uint32_t l) { d.DeltaRecurrence(e.state().delta(l)); }, delta);
     Time(
         "delta output", n, [&](uint32_t l) { d.DeltaOutput(layers[l].delta, y); }, delta);
+    Time(
+        "delta input, recurrence", n,
+        [&](uint32_t l) {
+          d.DeltaInput(layers[l].delta, e.state().delta(l), x);
+          d.DeltaRecurrence(e.state().delta(l));
+        },
+        delta);
     Time(
         "whole DeltaNet mixer", n, [&](uint32_t l) { Mixer(l); }, delta);
     Time(

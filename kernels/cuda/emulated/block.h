@@ -78,7 +78,6 @@ LODE_DEVICE void FenceDevice() {}
 LODE_DEVICE void WaitForPrevious() {}
 LODE_DEVICE void LetNextStart() {}
 LODE_DEVICE void PrefetchLine(const void*) {}
-LODE_DEVICE void PrefetchBytes(const uint8_t*, uint32_t) {}
 LODE_DEVICE void CopyAhead16(void* shared, const void* from) { emulated::CopyLater(shared, from); }
 LODE_DEVICE void WaitForCopies() { emulated::CopyNow(0); }
 LODE_DEVICE void EndCopyGroup() { emulated::EndGroup(); }
