@@ -206,6 +206,7 @@ void CudaDevice::StageWindow(const StepParams& params) {
 }
 void CudaDevice::BeginWindow(const StepParams& params) {
   impl_->pending = {};  // of an aborted window
+  impl_->mixing = nullptr;
   StageWindow(params);
   impl_->layer = 0;
   impl_->x_source = nullptr;

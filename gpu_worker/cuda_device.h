@@ -89,6 +89,7 @@ class CudaDevice final : public Device {
   void AttentionSelect(const AttentionState& state) override;
   void AttentionOutput(const AttentionWeights& w, const AttentionState& state, float* y) override;
   void Route(const MoeWeights& w, const float* x, RoutedRow* routed) override;
+  void FoldsNext(const DeltaState& state) override;
   void SharedExpert(const MoeWeights& w, const float* x, float* shared) override;
   // lanes.Result() must give device-readable addresses that are constants of the graph.
   void Combine(uint32_t layer, const RoutedRow* routed, const ExpertLanes& lanes,

@@ -96,6 +96,9 @@ struct CudaDevice::Impl {
   static cuda::KvCache Cache(const AttentionState& state);
   cuda::RopeTables Rope() const;
   cuda::DeltaShape Delta() const;
+  cuda::DeltaConvArgs DeltaConv(const DeltaWeights& w, const DeltaState& state) const;
+  cuda::DeltaStepArgs DeltaSteps(const DeltaState& state) const;
+  cuda::DeltaGateArgs DeltaGate(const DeltaWeights& w) const;
   uint32_t rows() const { return staged->params.n_rows; }
   CUstream_st* s() const { return stream; }
 
@@ -114,6 +117,8 @@ struct CudaDevice::Impl {
   const float* x_source = nullptr;  // whose forms x_forms holds
   uint32_t x_made = 0;              // which of them: bit per form
   PendingWrite pending;
+  const DeltaWeights* mixing = nullptr;  // of DeltaInput, for the recurrence
+  bool gated = false;                    // the recurrence's launch has made DeltaOutput's input
   size_t cells_max = 0, blocks_max = 0;
 };
 

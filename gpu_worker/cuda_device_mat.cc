@@ -220,18 +220,18 @@ void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared
       d.InputOf(x, c.hidden, cuda::LayerPart::kShared, d.FormsOf({&w.shared_gate, &w.shared_up}));
   const bool hidden_done = d.SwigluOfShared(w, in);
   d.Wrote(shared);
-  if (hidden_done && cuda::KernelsOf(w.shared_down.format)
-                         .narrow(d.s(), {.w = w.shared_down.data,
-                                         .row_bytes = w.shared_down.row_bytes,
-                                         .rows = c.hidden,
-                                         .columns = c.shared_width,
-                                         .n_rows = d.rows(),
-                                         .x = s.shared_gate,
-                                         .y = shared,
-                                         .check = d.Check(cuda::LayerPart::kShared),
-                                         .gate_dots = s.shared_inject,
-                                         .gates = s.shared_inject,
-                                         .gates_per_row = 1})) {
+  cuda::NarrowProduct down = {.w = w.shared_down.data,
+                              .row_bytes = w.shared_down.row_bytes,
+                              .rows = c.hidden,
+                              .columns = c.shared_width,
+                              .n_rows = d.rows(),
+                              .x = s.shared_gate,
+                              .y = shared,
+                              .check = d.Check(cuda::LayerPart::kShared),
+                              .gate_dots = s.shared_inject,
+                              .gates = s.shared_inject,
+                              .gates_per_row = 1};
+  if (hidden_done && cuda::KernelsOf(w.shared_down.format).narrow(d.s(), down)) {
     cuda::CheckLaunches("shared expert");
     return;
   }

@@ -1,6 +1,9 @@
 // The mixers of the cuda device: Gated DeltaNet, sparse attention, n-gram layer. Products come from
 // cuda_device_mat.cc, everything between them is one kernel per stage (kernels/cuda).
+#include <utility>
+
 #include "gpu_worker/cuda_device_impl.h"
+#include "kernels/cuda/delta_mix.h"
 
 namespace lode {
 
@@ -86,68 +89,86 @@ void CudaDevice::Ple(const PleWeights& w, const PleState& state, const uint8_t* 
 
 // ---- Gated DeltaNet
 
-void CudaDevice::DeltaInput(const DeltaWeights& w, const DeltaState& state, const float* x) {
+// Convolution and gates wait for the recurrence: mostly one launch does both.
+void CudaDevice::DeltaInput(const DeltaWeights& w, const DeltaState&, const float* x) {
   Impl& d = *impl_;
   Impl::Scratch& s = d.scratch;
   d.Mat({{&w.qkv, s.qkv}, {&w.gate, s.z}, {&w.beta, s.beta}, {&w.alpha, s.alpha}},
         d.InputOf(x, d.config.hidden, cuda::LayerPart::kMixer,
                   d.FormsOf({&w.qkv, &w.gate, &w.beta, &w.alpha})));
-  cuda::LaunchDeltaConv(d.s(),
-                        {.shape = d.Delta(),
-                         .qkv = s.qkv,
-                         .beta_in = s.beta,
-                         .alpha_in = s.alpha,
-                         .conv_weight = w.conv,
-                         .a = w.a,
-                         .dt = w.dt,
-                         .query = s.query,
-                         .conv = state.conv,
-                         .key = state.key,
-                         .value = state.value,
-                         .beta = state.beta,
-                         .decay = state.decay,
-                         .window = d.block},
-                        d.rows());
+  d.mixing = &w;
+  d.gated = false;
   cuda::CheckLaunches("DeltaNet input");
+}
+
+cuda::DeltaConvArgs CudaDevice::Impl::DeltaConv(const DeltaWeights& w,
+                                                const DeltaState& state) const {
+  return {.shape = Delta(),
+          .qkv = scratch.qkv,
+          .beta_in = scratch.beta,
+          .alpha_in = scratch.alpha,
+          .conv_weight = w.conv,
+          .a = w.a,
+          .dt = w.dt,
+          .query = scratch.query,
+          .conv = state.conv,
+          .key = state.key,
+          .value = state.value,
+          .beta = state.beta,
+          .decay = state.decay,
+          .window = block};
+}
+cuda::DeltaStepArgs CudaDevice::Impl::DeltaSteps(const DeltaState& state) const {
+  return {.shape = Delta(),
+          .s = state.s,
+          .folded = state.folded,
+          .key = state.key,
+          .value = state.value,
+          .beta = state.beta,
+          .decay = state.decay,
+          .query = scratch.query,
+          .out = scratch.mixed,
+          .finished = scratch.finished,
+          .window = block};
+}
+cuda::DeltaGateArgs CudaDevice::Impl::DeltaGate(const DeltaWeights& w) const {
+  return {.o = scratch.mixed,
+          .z = scratch.z,
+          .norm = w.norm,
+          .heads = config.ssm_value_heads,
+          .dim = config.ssm_head_dim,
+          .eps = config.rms_eps,
+          .forms = Forms(scratch.forms, config.SsmValueWidth(), FormsOf({&w.out})),
+          .check = Check(cuda::LayerPart::kMixer)};
+}
+
+void CudaDevice::FoldsNext(const DeltaState& state) {
+  Impl& d = *impl_;
+  cuda::LaunchDeltaFold(d.s(), d.DeltaSteps(state), d.staged->params.n_seqs);
+  cuda::CheckLaunches("folding of accepted rows");
 }
 
 void CudaDevice::DeltaRecurrence(const DeltaState& state) {
   Impl& d = *impl_;
-  cuda::LaunchDeltaSteps(d.s(),
-                         {.shape = d.Delta(),
-                          .s = state.s,
-                          .folded = state.folded,
-                          .key = state.key,
-                          .value = state.value,
-                          .beta = state.beta,
-                          .decay = state.decay,
-                          .query = d.scratch.query,
-                          .out = d.scratch.mixed,
-                          .finished = d.scratch.finished,
-                          .window = d.block},
-                         d.staged->params.n_seqs);
+  const uint32_t n_seqs = d.staged->params.n_seqs;
+  const DeltaWeights* const w = std::exchange(d.mixing, nullptr);
+  if (w != nullptr) {
+    d.gated = cuda::LaunchDeltaMix(
+        d.s(), {d.DeltaConv(*w, state), d.DeltaSteps(state), d.DeltaGate(*w)}, n_seqs);
+    if (!d.gated) cuda::LaunchDeltaConv(d.s(), d.DeltaConv(*w, state), d.rows());
+  }
+  if (w == nullptr || !d.gated) cuda::LaunchDeltaSteps(d.s(), d.DeltaSteps(state), n_seqs);
   cuda::CheckLaunches("DeltaNet recurrence");
 }
 
 void CudaDevice::DeltaOutput(const DeltaWeights& w, float* y) {
   Impl& d = *impl_;
-  const ModelConfig& c = d.config;
-  const Impl::Input gated = {
-      .x = d.scratch.mixed,
-      .columns = c.SsmValueWidth(),
-      .forms = d.Forms(d.scratch.forms, c.SsmValueWidth(), d.FormsOf({&w.out})),
-      .checked = true};
-  cuda::LaunchDeltaGate(d.s(),
-                        {.o = d.scratch.mixed,
-                         .z = d.scratch.z,
-                         .norm = w.norm,
-                         .heads = c.ssm_value_heads,
-                         .dim = c.ssm_head_dim,
-                         .eps = c.rms_eps,
-                         .forms = gated.forms,
-                         .check = d.Check(cuda::LayerPart::kMixer)},
-                        d.rows());
-  d.Mat({{&w.out, y}}, gated);
+  const cuda::DeltaGateArgs gate = d.DeltaGate(w);
+  if (!std::exchange(d.gated, false)) cuda::LaunchDeltaGate(d.s(), gate, d.rows());
+  d.Mat({{&w.out, y}}, {.x = d.scratch.mixed,
+                        .columns = d.config.SsmValueWidth(),
+                        .forms = gate.forms,
+                        .checked = true});
   cuda::CheckLaunches("DeltaNet output");
 }
 

@@ -88,6 +88,10 @@ class Device {
     LODE_CHECK(false, "this device has no draft head");
   }
 
+  // A hint, before SharedExpert: the next layer has this state. While the window waits for the CPU
+  // workers, a device may fold the accepted rows that DeltaRecurrence would fold.
+  virtual void FoldsNext(const DeltaState&) {}
+
   // ---- head: logits [row][output.rows], rows that need them only
   virtual void Head(const WeightMatrix& output, const float* x, float* logits) = 0;
 };

@@ -120,8 +120,7 @@ WindowOutcome Forward::Rows(uint32_t n_rows, const StepParams* params, ExpertLan
   return outcome;
 }
 
-WindowOutcome Forward::Layer(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes,
-                             StageSink* sink) {
+WindowOutcome Forward::Layer(uint32_t layer, uint32_t n_rows, ExpertLanes& lanes, StageSink* sink) {
   const LayerWeights& w = weights_.layers[layer];
   device_.BeginLayer(layer);
 
@@ -190,6 +189,8 @@ WindowOutcome Forward::Experts(uint32_t layer, uint32_t n_rows, ExpertLanes& lan
   if (!outcome.ok()) return outcome;
 
   // The expert that every row uses.
+  if (layer + 1 < config_.layers && !weights_.layers[layer + 1].attention)
+    device_.FoldsNext(state_.delta(layer + 1));
   device_.SharedExpert(w, x_, shared_);
   Lap(sink, Stage::kShared);
 

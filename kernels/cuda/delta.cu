@@ -5,6 +5,7 @@
 // lane, 2 and 1 are exchanges. Formulas and the replay rule: docs/design/model.md. Called by
 // gpu_worker/cuda_device_delta.cc. Bound: the dependent chain of a step (decay, sum, exchange,
 // update), about a microsecond a row; state bytes at one row.
+#include "kernels/cuda/delta_steps.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/reduce.h"
 
@@ -13,16 +14,10 @@ namespace {
 
 constexpr uint32_t kHeadThreads = 256;  // of a block that treats one head of one row
 constexpr uint32_t kStepThreads = 64;   // of the recurrence: 16 value columns
-constexpr uint32_t kLanesPerColumn = 4;
 constexpr uint32_t kStepColumns = kStepThreads / kLanesPerColumn;
 constexpr uint32_t kLaneDims = kHeadThreads / 32;  // values of a head per lane of a warp
 constexpr uint32_t kTapsAhead = 4;                 // of the convolution, loads in flight
-constexpr float kL2Eps = 1e-6f;                    // inside the root, added to the sum
 static_assert(kStepColumns == kDeltaColumns);
-
-LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
-  return (static_cast<size_t>(slot) * kConvRing + position % kConvRing) * width;
-}
 
 // Convolution, silu and, for queries and keys, the L2 norm of one head of one row; head 0 also
 // makes the row's gates. Rows of this window are read where the product left them: their ring
@@ -97,36 +92,6 @@ LODE_KERNEL(kHeadThreads) DeltaConvKernel(DeltaConvArgs a) {
   }
 }
 
-// The canonical sum over a column's keys of x[k] * s: x in shared memory, s the lane's kJ keys.
-template <uint32_t kJ>
-LODE_DEVICE float ColumnSum(const float* x, const float (&s)[kJ], uint32_t l) {
-  using namespace canonical;
-  float p[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-  LODE_UNROLL
-  for (uint32_t j = 0; j < kJ; ++j) p[j % 8] = Fma(x[kLanesPerColumn * j + l], s[j], p[j % 8]);
-  LODE_UNROLL
-  for (uint32_t w = 4; w >= 1; w /= 2) {
-    LODE_UNROLL
-    for (uint32_t i = 0; i < 4; ++i) {
-      if (i < w) p[i] = Add(p[i], p[i + w]);
-    }
-  }
-  p[0] = Add(p[0], ShuffleXor(p[0], 2));
-  return Add(p[0], ShuffleXor(p[0], 1));
-}
-
-// The last block of the launch says that accepted rows are folded; all have read the old count.
-LODE_DEVICE void FinishFolding(const DeltaStepArgs& a) {
-  SyncBlock();
-  if (ThreadId() != 0) return;
-  FenceDevice();
-  const uint32_t all = GridX() * GridY();
-  if (AtomicAdd(a.finished, 1) + 1 != all) return;
-  *a.finished = 0;
-  const StepParams& p = a.window->params;
-  for (uint32_t i = 0; i < p.n_seqs; ++i) a.folded[p.seqs[i].slot] = p.seqs[i].committed;
-}
-
 // What a step needs beside the state, as this thread fetches it; the next step's is on its way
 // while one is computed.
 template <uint32_t kDim>
@@ -169,7 +134,6 @@ template <uint32_t kJ>
 LODE_KERNEL(kStepThreads)
 DeltaStepKernel(DeltaStepArgs a) {
   LetNextStart();
-  using namespace canonical;
   constexpr uint32_t kDim = kJ * kLanesPerColumn;
   LODE_SHARED float key[kDim];
   LODE_SHARED float query[kDim];
@@ -177,6 +141,10 @@ DeltaStepKernel(DeltaStepArgs a) {
   const uint32_t column = BlockX() % blocks * kStepColumns + ThreadId() / kLanesPerColumn;
   const uint32_t l = ThreadId() % kLanesPerColumn, heads = a.shape.value_heads;
   const StepParams& params = a.window->params;
+  if (BlockY() >= params.n_seqs) {
+    WaitForPrevious();
+    return;
+  }
   const StepSequence& seq = params.seqs[BlockY()];
   const uint32_t folded = a.folded[seq.slot], end = seq.committed + seq.n_rows;
   const StepPlace at = {head, column, static_cast<size_t>(a.shape.key_heads) * kDim,
@@ -204,13 +172,12 @@ DeltaStepKernel(DeltaStepArgs a) {
     const float beta = in.beta, decay = in.decay, v = in.v;
     SyncBlock();
     if (position + 1 < end) in = LoadStep<kDim>(a, seq, at, position + 1);
-    LODE_UNROLL
-    for (uint32_t j = 0; j < kJ; ++j) s[j] = Mul(decay, s[j]);
-    const float delta = Mul(beta, Sub(v, ColumnSum<kJ>(key, s, l)));
-    LODE_UNROLL
-    for (uint32_t j = 0; j < kJ; ++j) s[j] = Fma(key[kLanesPerColumn * j + l], delta, s[j]);
+    float own[kJ];
+    LaneKeys<kJ>(key, l, own);
+    StepState<kJ>(own, v, beta, decay, s);
     if (fresh) {
-      const float o = ColumnSum<kJ>(query, s, l);
+      LaneKeys<kJ>(query, l, own);
+      const float o = ColumnSum<kJ>(own, s);
       const uint32_t row = seq.first_row + (position - seq.committed);
       if (l == 0) a.out[(static_cast<size_t>(row) * heads + head) * kDim + column] = o;
     } else if (position + 1 == seq.committed) {
@@ -219,7 +186,7 @@ DeltaStepKernel(DeltaStepArgs a) {
         state[static_cast<size_t>(kLanesPerColumn * j + l) * kDim] = s[j];
     }
   }
-  FinishFolding(a);
+  FinishFolding(a.window, a.folded, a.finished);
 }
 
 // 256 columns of a row: whole heads, normed and gated, then quantised by the first warp.

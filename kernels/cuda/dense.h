@@ -95,7 +95,16 @@ LODE_DEVICE void DenseTerms(const DenseTile& tile, const uint8_t* staged, const 
     const uint32_t group = active ? mine / n_chunks : 0;
     const uint32_t chunk = active ? mine - group * n_chunks : mine % F::kChunks;
     const uint32_t block = chunk / F::kChunks, k = chunk % F::kChunks;
-    ActRuns runs = load(0, block, k);
+    // A trip to the L2 takes longer than a row's arithmetic: several rows are on their way at once.
+    constexpr uint32_t kAhead = kSharedForm ? 1 : 4;
+    ActRuns runs[kAhead];
+    const auto load_from = [&](uint32_t a) {
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if (a + j < n_acts) runs[j] = load(a + j, block, k);
+      }
+    };
+    load_from(0);
     const uint32_t part = tile.parts == 1 ? 0 : group * kGroupRows / tile.part_rows;
     const uint32_t first = group * kGroupRows - part * tile.part_rows;
     const uint8_t* at = staged + part * PartStageBytes(tile.part_rows, tile.row_bytes) +
@@ -109,23 +118,27 @@ LODE_DEVICE void DenseTerms(const DenseTile& tile, const uint8_t* staged, const 
     LODE_UNROLL
     for (uint32_t i = 0; i < kLaneTerms<F>; ++i)
       rows.d[i] = F::ScaleStaged(row_at(TermRow<F>(k, i)));
-    LODE_NO_UNROLL
-    for (uint32_t a = 0; a < n_acts; ++a) {
-      ActRuns next;
-      if (a + 1 < n_acts) next = load(a + 1, block, k);
+    const auto multiply = [&](uint32_t a, const ActRuns& with) {
       int32_t isum[kGroupRows];
       LODE_UNROLL
       for (uint32_t r = 0; r < kGroupRows; ++r)
-        isum[r] = ChunkSum<F>(rows.code[r], rows.scale[r], runs);
+        isum[r] = ChunkSum<F>(rows.code[r], rows.scale[r], with);
       ReduceRows<F::kChunks>(isum, k);
       LODE_UNROLL
       for (uint32_t i = 0; i < kLaneTerms<F>; ++i) {
         const uint32_t row = group * kGroupRows + TermRow<F>(k, i);
         if (active && k < kGroupRows && row < n_rows)
           terms[(row * n_acts + a) * stride + block] =
-              Mul(static_cast<float>(isum[i]), Mul(rows.d[i], runs.d));
+              Mul(static_cast<float>(isum[i]), Mul(rows.d[i], with.d));
       }
-      runs = next;
+    };
+    LODE_NO_UNROLL
+    for (uint32_t a = 0; a < n_acts; a += kAhead) {
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if (a + j < n_acts) multiply(a + j, runs[j]);
+      }
+      load_from(a + kAhead);
     }
   }
 }
@@ -174,15 +187,17 @@ LODE_DEVICE void NarrowGates(const NarrowProduct& p, float inverse) {
 
 // The input of all rows to shared memory, 8 columns per lane; rows follow each other in whole
 // blocks, so a block of 32 is four neighbouring lanes of one warp.
-LODE_DEVICE void QuantizeNarrow(const NarrowProduct& p, const ActForm& form, float inverse) {
+// x: p.x, or what silu has made of it. inverse: silu is still to be done, with this factor.
+LODE_DEVICE void QuantizeNarrow(const NarrowProduct& p, const float* from, const ActForm& form,
+                                float inverse) {
   using namespace canonical;
   const uint32_t per_row = p.columns / kLaneColumns, all = p.n_rows * per_row;
   for (uint32_t base = ThreadId() / 32 * 32; base < all; base += ThreadCount()) {
     const uint32_t mine = base + ThreadId() % 32, row = mine / per_row;
     const LanePlace at = {row, (mine - row * per_row) * kLaneColumns, mine < all};
-    Eight x = LoadEight(p.x + static_cast<size_t>(row) * p.columns + at.column,
+    Eight x = LoadEight(from + static_cast<size_t>(row) * p.columns + at.column,
                         at.inside ? kLaneColumns : 0, true);
-    if (p.streams != 0 && at.inside) {
+    if (p.streams != 0 && from == p.x && at.inside) {
       LODE_UNROLL
       for (uint32_t i = 0; i < kLaneColumns; ++i) x.v[i] = Silu(Mul(x.v[i], inverse));
     }
@@ -206,6 +221,21 @@ LODE_DEVICE void LoadNormed(const NarrowProduct& p, uint32_t i, uint32_t first, 
     normed[k] = i < p.n_rows * kNarrowRows && s + k < p.streams
                     ? at[static_cast<size_t>(s + k) * p.rows]
                     : 0.0f;
+}
+
+// The form of the block's columns of the mix, mixed[row][kNarrowRows]: behind a barrier. Four lanes
+// per row: eight rows are one warp.
+LODE_DEVICE void FinishMix(const NarrowProduct& p, const float* mixed, uint32_t first) {
+  if (ThreadId() >= 32) return;
+  const uint32_t act = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
+  const LanePlace at = {act, first + column, act < p.n_rows};
+  float v[kLaneColumns];
+  LODE_UNROLL
+  for (uint32_t i = 0; i < kLaneColumns; ++i)
+    v[i] = at.inside ? mixed[act * kNarrowRows + column + i] : 0.0f;
+  const uint32_t of32 = LargestOf32(v);
+  if (p.form.base != nullptr) StoreForm(p.form, 32, at, v, of32);
+  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
 }
 
 // Columns first..first + kNarrowRows of the mix, from the terms of all streams; then their form.
@@ -236,17 +266,7 @@ LODE_DEVICE void MixColumns(const NarrowProduct& p, const float* terms, uint32_t
     p.y[static_cast<size_t>(act) * p.rows + first + c] = mixed[i];
   }
   SyncBlock();
-  if (ThreadId() >= 32) return;
-  // Four lanes per row: eight rows are one warp.
-  const uint32_t act = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
-  const LanePlace at = {act, first + column, act < p.n_rows};
-  float v[kLaneColumns];
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i)
-    v[i] = at.inside ? mixed[act * kNarrowRows + column + i] : 0.0f;
-  const uint32_t of32 = LargestOf32(v);
-  if (p.form.base != nullptr) StoreForm(p.form, 32, at, v, of32);
-  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
+  FinishMix(p, mixed, first);
 }
 static_assert(kNarrowRows == 4 * kLaneColumns && kWindowRowsMax <= 8);
 
@@ -276,7 +296,7 @@ NarrowKernel(NarrowProduct p) {
   if (BlockX() == 0) NarrowGates(p, inverse);
   float normed[kMixStreams];
   if (p.streams != 0) LoadNormed(p, ThreadId(), first, 0, normed);
-  QuantizeNarrow(p, form, inverse);
+  QuantizeNarrow(p, p.x, form, inverse);
   WaitForCopies();
   SyncBlock();
   DenseTerms<F, true>(tile, shared, form, nullptr, p.n_rows, p.columns, terms);
@@ -301,15 +321,20 @@ bool LaunchStagedNarrow(CUstream_st* stream, const NarrowProduct& product) {
   const uint32_t lanes = product.n_rows * product.columns / kLaneColumns;
   uint32_t threads = units > lanes ? units : lanes;
   threads = threads > kNarrowThreadsMax ? kNarrowThreadsMax : (threads + 31) / 32 * 32;
-  LaunchAhead(stream, {(product.rows + kNarrowRows - 1) / kNarrowRows}, threads, bytes,
-              &NarrowKernel<F>, product);
+  const uint32_t blocks = (product.rows + kNarrowRows - 1) / kNarrowRows;
+  LaunchAhead(stream, {blocks}, threads, bytes, &NarrowKernel<F>, product);
   return true;
 }
+
+// By tensor cores (tensor_narrow.h): Q8_0.
+template <class F>
+bool LaunchTensorNarrow(CUstream_st* stream, const NarrowProduct& product);
 
 template <class F>
 bool LaunchNarrow([[maybe_unused]] CUstream_st* stream,
                   [[maybe_unused]] const NarrowProduct& product) {
   if constexpr (kStaged<F>) {
+    if (LaunchTensorNarrow<F>(stream, product)) return true;
     return LaunchStagedNarrow<F>(stream, product);
   } else {
     return false;

@@ -20,6 +20,7 @@ const FormatKernels& KernelsOf(Format format) {
 
 uint32_t shared_bytes_max = 48 * 1024;
 uint32_t multiprocessors = 1;
+bool tensor_products = false;
 
 namespace {
 

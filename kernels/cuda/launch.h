@@ -20,6 +20,7 @@ namespace lode::cuda {
 // What one block of threads may have of shared memory; set by OpenCard. No bit depends on it.
 extern uint32_t shared_bytes_max;
 extern uint32_t multiprocessors;  // of the card; likewise
+extern bool tensor_products;      // the card has integer tensor cores for tensor_mat.h; likewise
 
 // Whom kernels blame for a value that is not finite.
 struct CheckArgs {

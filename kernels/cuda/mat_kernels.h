@@ -5,10 +5,15 @@
 // format_kernels.h.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/dense.h"
 #include "kernels/cuda/float_product.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/mat_tasks.h"
 #include "kernels/cuda/product.h"
+#include "kernels/cuda/tensor_mat.h"
+#include "kernels/cuda/tensor_narrow.h"
 
 namespace lode::cuda {
 
@@ -28,13 +33,6 @@ size_t TermBytesOf(uint32_t tile_rows, uint32_t n_acts, uint32_t span) {
     return sizeof(float) * tile_rows * n_acts * TermStride(F::kChunks, span);
   }
 }
-constexpr bool IsFloat(Format format) {
-  return format == Format::kF32 || format == Format::kF16 || format == Format::kBF16;
-}
-LODE_FN bool IsFloatTask(const MatTask& task) {
-  return task.format == Format::kF32 || task.format == Format::kF16 || task.format == Format::kBF16;
-}
-
 // ---- dense matrices: a block of threads per tile of rows; the tasks' tiles follow each other
 // What this block would wait for in device memory is on its way to the L2 before the launch ahead
 // of it has ended: weights never change.
@@ -42,24 +40,6 @@ LODE_DEVICE void PrefetchTile(const uint8_t* w, size_t bytes) {
   constexpr uint32_t kLine = 128;
   for (size_t at = size_t{ThreadId()} * kLine; at < bytes; at += size_t{ThreadCount()} * kLine)
     PrefetchLine(w + at);
-}
-
-// The rows of the window that a product is for, ascending.
-struct ListedRows {
-  uint32_t n;
-  uint32_t row[kWindowRowsMax];
-};
-// All threads; ends with a barrier.
-LODE_DEVICE void ListRows(const MatBatch& batch, ListedRows* listed) {
-  const uint32_t t = ThreadId();
-  if (t < 32) {
-    const bool wanted = t < batch.n_rows && (batch.logits_only == nullptr ||
-                                             batch.logits_only->params.rows[t].needs_logits != 0);
-    const uint32_t mask = Ballot(wanted);
-    if (wanted) listed->row[PopCount(mask & ((1u << t) - 1))] = t;
-    if (t == 0) listed->n = PopCount(mask);
-  }
-  SyncBlock();
 }
 
 // How a launch is cut. The first float_blocks blocks have float matrices.
@@ -71,33 +51,6 @@ struct MatCut {
   // and how many stages there are: 2 where blocks have several tiles.
   uint32_t tiles, staged_at, stage_bytes, stages;
 };
-
-// Which matrix block or tile `at` belongs to.
-LODE_DEVICE uint32_t TaskAt(const MatBatch& batch, uint32_t at) {
-  uint32_t t = batch.n_tasks - 1;
-  while (batch.tasks[t].first_block > at) --t;
-  return t;
-}
-
-// A block's part of a float matrix that rides in front.
-LODE_DEVICE void FloatTile(const MatBatch& batch, const FloatCut& cut, ListedRows* listed,
-                           float* shared) {
-  const MatTask& task = batch.tasks[TaskAt(batch, BlockX())];
-  const uint32_t item = BlockX() - task.first_block;
-  const uint32_t groups = (batch.n_rows + cut.acts - 1) / cut.acts;
-  const uint32_t first = item / groups * cut.rows, left = task.rows - first;
-  StagedFloatProduct(
-      task.format, task.w + first * task.row_bytes, task.row_bytes,
-      left < cut.rows ? left : cut.rows, batch.source, cut, item % groups * cut.acts, *listed,
-      shared,
-      [&] {
-        WaitForPrevious();
-        ListRows(batch, listed);
-      },
-      [&](uint32_t row, uint32_t act, float value) {
-        task.y[static_cast<size_t>(listed->row[act]) * task.rows + first + row] = value;
-      });
-}
 
 template <class F>
 LODE_KERNEL(kProductThreadsMax)
@@ -234,37 +187,26 @@ template <class F>
 bool TryLaunchMat(CUstream_st* stream, const MatBatch& batch, const ProductShape& shape) {
   MatBatch b = batch;
   const uint32_t columns = b.source.columns;
-  uint32_t float_rows = 0;
-  for (uint32_t t = 0; t < batch.n_tasks; ++t)
-    float_rows += IsFloatTask(batch.tasks[t]) ? batch.tasks[t].rows : 0;
+  if constexpr (std::is_same_v<F, decode::Q8_0>) {
+    if (LaunchTensorMat<F>(stream, batch)) return true;
+  }
   MatCut cut = {};
   cut.tile_rows = shape.tile_rows;
   cut.span = SpanOf<F>(shape.tile_rows, b.n_rows, columns);
-  cut.floats = CutFloats(float_rows, b.n_rows, columns);
-  uint32_t n = 0, blocks = 0;
-  for (uint32_t t = 0; t < batch.n_tasks; ++t) {
-    if (!IsFloatTask(batch.tasks[t])) continue;
-    b.tasks[n] = batch.tasks[t];
-    b.tasks[n++].first_block = blocks;
-    blocks += (batch.tasks[t].rows + cut.floats.rows - 1) / cut.floats.rows *
-              ((b.n_rows + cut.floats.acts - 1) / cut.floats.acts);
-  }
-  const uint32_t n_floats = n;
-  cut.float_blocks = blocks;
-  for (uint32_t t = 0; t < batch.n_tasks; ++t) {
-    if (IsFloatTask(batch.tasks[t])) continue;
-    const uint32_t rows = b.swiglu ? cut.tile_rows / 2 : cut.tile_rows;
-    b.tasks[n] = batch.tasks[t];
-    b.tasks[n++].first_block = blocks;
+  const uint32_t n_floats = PlaceTasks(batch, cut.tile_rows, &b, &cut.floats, &cut.float_blocks);
+  uint32_t blocks = cut.float_blocks;
+  if (n_floats != b.n_tasks) {
     // Of gate and up, gate's blocks do both.
-    if (!b.swiglu || n == n_floats + 1) blocks += (batch.tasks[t].rows + rows - 1) / rows;
+    const MatTask& last = b.tasks[b.swiglu ? n_floats : b.n_tasks - 1];
+    const uint32_t rows = b.swiglu ? cut.tile_rows / 2 : cut.tile_rows;
+    blocks = last.first_block + (last.rows + rows - 1) / rows;
   }
   const size_t floats =
       n_floats == 0 ? 0 : sizeof(float) * (cut.floats.rows + cut.floats.acts) * cut.floats.stretch;
   uint32_t threads = shape.threads < kFloatWarpsMin * 32 ? kFloatWarpsMin * 32 : shape.threads;
   size_t shared = 0;
   if constexpr (kStaged<F>) {
-    if (n != n_floats &&
+    if (b.n_tasks != n_floats &&
         CutStaged<F>(b, b.tasks[n_floats].row_bytes, blocks - cut.float_blocks, &cut, &shared)) {
       if (shared < floats) shared = floats;
       if (threads > kStagedThreadsMax) threads = kStagedThreadsMax;

@@ -99,6 +99,35 @@ LODE_DEVICE void WaitForEarlierCopies() {
   asm volatile("cp.async.wait_group 1;" ::: "memory");
 #endif
 }
+// The same for all groups but the last kLeft.
+template <uint32_t kLeft>
+LODE_DEVICE void WaitForCopiesBut() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+
+// ---- integer tensor cores: a warp's product of 8 rows of 32 signed bytes with 8 others. Lane 4 g
+// + t holds bytes 4 t.. and 16 + 4 t.. of row g of both (a0, a1 and b0, b1), and gets the sums of
+// row g of a with rows 2 t and 2 t + 1 of b, exact integers as floats. Nothing on cards before 8.0.
+LODE_DEVICE void MultiplyBlocks(uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
+                                float (&sum)[2]) {
+  sum[0] = sum[1] = 0.0f;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  // The sums begin at the bits of 1.5 * 2^23 and stay below 2^22, so they are that float plus the
+  // sum; conversions of integers are slow. The instruction takes 16 rows of a: the upper eight are
+  // zero.
+  constexpr int32_t kMagicBits = 0x4b400000;
+  constexpr float kMagic = 12582912.0f;
+  [[maybe_unused]] int32_t biased0, biased1, none0, none1;
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%11, %11, %10, %10};"
+      : "=r"(biased0), "=r"(biased1), "=r"(none0), "=r"(none1)
+      : "r"(a0), "r"(0), "r"(a1), "r"(0), "r"(b0), "r"(b1), "r"(0), "r"(kMagicBits));
+  sum[0] = canonical::Sub(__int_as_float(biased0), kMagic);
+  sum[1] = canonical::Sub(__int_as_float(biased1), kMagic);
+#endif
+}
 
 // ---- exchange inside a warp; all 32 lanes take part
 LODE_DEVICE float ShuffleXor(float x, uint32_t mask) {

@@ -3,6 +3,7 @@
 // total order over (probability bits, lower id); weighted sums in routing order.
 // Formulas: docs/design/arithmetic.md, "Operators". Called by gpu_worker/cuda_device.cc.
 #include "kernels/cuda/decode.h"
+#include "kernels/cuda/product.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/reduce.h"
 
@@ -87,84 +88,116 @@ LODE_KERNEL(kThreads) RouterKernel(RouterArgs a, uint32_t n_rows) {
 }
 
 // ---- the best k
-constexpr uint32_t kLaneExperts = kExpertsMax / 32;
+constexpr uint32_t kWarps = kThreads / 32;
+constexpr uint32_t kThreadExperts = kExpertsMax / kThreads;
 
 // Larger number, better expert: probability bits, NaN counts as zero; 0 is left for those taken.
 LODE_DEVICE uint32_t RankOf(uint32_t bits) { return bits > 0x7f800000u ? 1 : bits + 1; }
 
-// A lane's best expert that is left: of equal ones the first.
-struct LaneBest {
-  uint32_t rank, at;
+struct Candidate {
+  uint32_t rank, id;
 };
-LODE_DEVICE LaneBest BestOfLane(const uint32_t (&rank)[kLaneExperts]) {
-  LaneBest best = {rank[0], 0};
-  LODE_UNROLL
-  for (uint32_t j = 1; j < kLaneExperts; ++j) {
-    if (rank[j] > best.rank) best = {rank[j], j};
-  }
-  return best;
-}
+// What the threads of a row share.
+struct RouteRow {
+  float e[kExpertsMax];
+  float warp_top[kWarps];
+  float total;
+  float chosen[kExpertsUsedMax];
+  Candidate best[kWarps * kExpertsUsedMax];  // of every warp, in its order
+};
 
-// A row per block: all threads make the probabilities, the first warp adds and chooses. Little
-// code, because a launch of one block waits for every line of it.
-LODE_KERNEL(kThreads) RouteKernel(RouteArgs a) {
-  LetNextStart();
-  WaitForPrevious();
+// Probabilities of one row in e; ends with a barrier.
+LODE_DEVICE void Softmax(const float* logits, uint32_t n, RouteRow* row) {
   using namespace canonical;
-  LODE_SHARED float e[kExpertsMax];
-  LODE_SHARED float warp_top[kThreads / 32];
-  LODE_SHARED float total;
-  LODE_SHARED float chosen[kExpertsUsedMax];
-  const uint32_t row = BlockX(), t = ThreadId(), lane = t % 32;
-  const float* logits = a.logits + static_cast<size_t>(row) * a.experts;
+  const uint32_t t = ThreadId(), lane = t % 32;
+  float* e = row->e;
   float top = FromBits(0xff800000u);
-  for (uint32_t i = t; i < a.experts; i += kThreads) {
-    e[i] = logits[i];
+  LODE_NO_UNROLL
+  for (uint32_t i = t; i < n; i += kThreads) {
+    e[i] = logits != nullptr ? logits[i] : 0.0f;
     top = Max(top, e[i]);
   }
   top = WarpMax(top);
-  if (lane == 0) warp_top[t / 32] = top;
+  if (lane == 0) row->warp_top[t / 32] = top;
   SyncBlock();
-  for (uint32_t w = 0; w < kThreads / 32; ++w) top = Max(top, warp_top[w]);
   LODE_NO_UNROLL
-  for (uint32_t i = t; i < a.experts; i += kThreads) e[i] = Exp(Sub(e[i], top));
+  for (uint32_t w = 0; w < kWarps; ++w) top = Max(top, row->warp_top[w]);
+  LODE_NO_UNROLL
+  for (uint32_t i = t; i < n; i += kThreads) e[i] = Exp(Sub(e[i], top));
   SyncBlock();
   if (t < 32) {
     float p = 0;
-    for (uint32_t i = lane; i < a.experts; i += 32) p = Add(p, e[i]);
+    for (uint32_t i = lane; i < n; i += 32) p = Add(p, e[i]);
     p = JoinLanes(p);
-    if (lane == 0) total = p;
+    if (lane == 0) row->total = p;
   }
   SyncBlock();
   LODE_NO_UNROLL
-  for (uint32_t i = t; i < a.experts; i += kThreads) e[i] = Div(e[i], total);
+  for (uint32_t i = t; i < n; i += kThreads) e[i] = Div(e[i], row->total);
   SyncBlock();
-  if (t >= 32) return;
-  uint32_t rank[kLaneExperts];
+}
+
+// Every warp finds the best of the experts that its threads made, one after the other; then each of
+// these candidates counts who is better, which is its place. Ends with a barrier.
+LODE_DEVICE void ChooseBest(uint32_t n, uint32_t used, RouteRow* row, RoutedRow* out) {
+  using namespace canonical;
+  const uint32_t t = ThreadId(), lane = t % 32;
+  uint32_t rank[kThreadExperts];
   LODE_UNROLL
-  for (uint32_t j = 0; j < kLaneExperts; ++j)
-    rank[j] = 32 * j + lane < a.experts ? RankOf(BitsOf(e[32 * j + lane])) : 0;
-  RoutedRow* out = a.routed + row;
-  LaneBest best = BestOfLane(rank);
+  for (uint32_t j = 0; j < kThreadExperts; ++j)
+    rank[j] = j * kThreads + t < n ? RankOf(BitsOf(row->e[j * kThreads + t])) : 0;
   LODE_NO_UNROLL
-  for (uint32_t r = 0; r < a.used; ++r) {
-    const uint32_t top_rank = LargestOfWarp(best.rank);
-    const uint32_t id = SmallestOfWarp(best.rank == top_rank ? 32 * best.at + lane : ~uint32_t{0});
-    if (id % 32 == lane) {
-      LODE_UNROLL
-      for (uint32_t j = 0; j < kLaneExperts; ++j) {
-        if (j == id / 32) rank[j] = 0;
-      }
-      chosen[r] = e[id];
-      out->ids[r] = static_cast<uint16_t>(id);
-      best = BestOfLane(rank);
+  for (uint32_t r = 0; r < used; ++r) {
+    uint32_t mine = rank[0], at = 0;  // of equal ones the first
+    LODE_UNROLL
+    for (uint32_t j = 1; j < kThreadExperts; ++j) {
+      if (rank[j] > mine) mine = rank[j], at = j;
+    }
+    const uint32_t top = LargestOfWarp(mine);
+    const uint32_t id = SmallestOfWarp(mine == top ? at * kThreads + t : ~uint32_t{0});
+    if (lane == 0) row->best[t / 32 * used + r] = {top, id};
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kThreadExperts; ++j) {
+      if (j * kThreads + t == id) rank[j] = 0;
     }
   }
-  SyncWarp();
-  float sum = 0;
-  for (uint32_t r = 0; r < a.used; ++r) sum = Add(sum, chosen[r]);
-  for (uint32_t r = lane; r < a.used; r += 32) out->weights[r] = Div(chosen[r], sum);
+  SyncBlock();
+  if (t < kWarps * used) {
+    const Candidate own = row->best[t];
+    uint32_t better = 0;
+    LODE_NO_UNROLL
+    for (uint32_t r = 0; r < used; ++r) {
+      LODE_UNROLL
+      for (uint32_t w = 0; w < kWarps; ++w) {
+        const Candidate other = row->best[w * used + r];
+        better += other.rank > own.rank || (other.rank == own.rank && other.id < own.id) ? 1 : 0;
+      }
+    }
+    if (own.rank != 0 && better < used) {
+      row->chosen[better] = row->e[own.id];
+      if (out != nullptr) out->ids[better] = static_cast<uint16_t>(own.id);
+    }
+  }
+  SyncBlock();
+  const float sum = AddTerms(0.0f, row->chosen, used);
+  if (out != nullptr && t < used) out->weights[t] = Div(row->chosen[t], sum);
+  SyncBlock();
 }
+
+// A row per block. Everything is done twice: with zeros while the launch ahead still runs, so that
+// the code, which a launch of one block fetches line by line, is there when the logits are.
+LODE_KERNEL(kThreads) RouteKernel(RouteArgs a) {
+  LetNextStart();
+  LODE_SHARED RouteRow row;
+  LODE_NO_UNROLL
+  for (uint32_t round = 0; round < 2; ++round) {
+    if (round == 1) WaitForPrevious();
+    const float* logits = a.logits + static_cast<size_t>(BlockX()) * a.experts;
+    Softmax(round == 1 ? logits : nullptr, a.experts, &row);
+    ChooseBest(a.experts, a.used, &row, round == 1 ? a.routed + BlockX() : nullptr);
+  }
+}
+static_assert(kThreads >= kWarps * kExpertsUsedMax && kExpertsMax % kThreads == 0);
 
 LODE_KERNEL(kThreads) CombineKernel(CombineArgs a) {
   LetNextStart();

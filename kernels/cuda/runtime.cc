@@ -16,6 +16,8 @@ bool launches_overlap = false;
 namespace {
 
 constexpr uint32_t kOverlapCapability = 90;  // programmatic dependent launch
+constexpr uint32_t kTensorCapability =
+    80;  // products of 16 x 8 x 32 bytes, copies that go on alone
 
 Status Failed(cudaError_t error, const char* what) {
   cudaGetLastError();  // an error that can be cleared must not surface at a later call
@@ -62,6 +64,9 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   const char* overlap = std::getenv("LODE_CUDA_OVERLAP");
   launches_overlap = facts.capability >= kOverlapCapability &&
                      (overlap == nullptr || std::strcmp(overlap, "0") != 0);
+  const char* tensor = std::getenv("LODE_CUDA_TENSOR");
+  tensor_products =
+      facts.capability >= kTensorCapability && (tensor == nullptr || std::strcmp(tensor, "0") != 0);
   size_t free_bytes = 0, total_bytes = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes); e != cudaSuccess)
     return Failed(e, "opening the CUDA card");

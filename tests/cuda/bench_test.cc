@@ -133,6 +133,7 @@ TEST_F(CudaBench, Products) {
       std::printf("%s\n", line.c_str());
     }
   }
+  if (!Wanted().empty()) return;
   // Which tile is best, for the shapes that a layer has.
   for (const Shape& m :
        {Shape{16384, 2560}, Shape{2560, 6144}, Shape{320, 10240}, Shape{10240, 320}}) {
@@ -226,6 +227,14 @@ class Stages {
     Time(
         "hc read", n, [&](uint32_t l) { d.HcRead(layers[l].hc_attn, wide, x, inject); }, any);
     Time(
+        "hc read without gates", n,
+        [&](uint32_t l) {
+          HcWeights w = layers[l].hc_attn;
+          w.inject = nullptr;
+          d.HcRead(w, wide, x, nullptr);
+        },
+        any);
+    Time(
         "hc write", n, [&](uint32_t) { d.HcWrite(y, inject, wide); }, any);
     Time(
         "delta input", n, [&](uint32_t l) { d.DeltaInput(layers[l].delta, e.state().delta(l), x); },
@@ -234,6 +243,15 @@ class Stages {
         "delta recurrence", n, [&](uint32_t l) { d.DeltaRecurrence(e.state().delta(l)); }, delta);
     Time(
         "delta output", n, [&](uint32_t l) { d.DeltaOutput(layers[l].delta, y); }, delta);
+    Time(
+        "delta input, recurrence", n,
+        [&](uint32_t l) {
+          d.DeltaInput(layers[l].delta, e.state().delta(l), x);
+          d.DeltaRecurrence(e.state().delta(l));
+        },
+        delta);
+    Time(
+        "whole DeltaNet mixer", n, [&](uint32_t l) { Mixer(l); }, delta);
     Time(
         "attention input", n,
         [&](uint32_t l) { d.AttentionInput(layers[l].attn, e.state().attention(l), x); },

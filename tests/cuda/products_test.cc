@@ -277,25 +277,27 @@ class CudaFused : public ::testing::Test {
 };
 
 TEST_F(CudaFused, NarrowProductQuantisesItsInput) {
-  const uint32_t rows = 77, columns = 96;
-  const Buffer w = card_.Upload(Matrix(rows, columns));
-  const std::vector<float> x = Noise(size_t{columns} * kActs, 3.0f), dots = Noise(kActs, 1.0f);
-  const Buffer dx = card_.Upload(x), window = card_.Window();
-  for (uint32_t n = 1; n <= kActs; ++n) {
-    const Buffer y = card_.Allocate(sizeof(float) * rows * n), gates = card_.Upload(dots);
-    card_.Poison(y);
-    cuda::NarrowProduct p;
-    p.w = w.as<uint8_t>(), p.row_bytes = RowBytes(Format::kQ8_0, columns);
-    p.rows = rows, p.columns = columns, p.n_rows = n;
-    p.x = dx.as<float>(), p.y = y.as<float>();
-    p.check.window = window.as<cuda::WindowBlock>();
-    p.gate_dots = p.gates = gates.as<float>(), p.gates_per_row = 1;
-    ASSERT_TRUE(cuda::KernelsOf(Format::kQ8_0).narrow(card_.stream(), p));
-    ExpectSame(card_.Floats(y, size_t{rows} * n), Apart(w, dx, rows, columns, n));
-    const std::vector<float> got = card_.Floats(gates, n);
-    for (uint32_t a = 0; a < n; ++a) ASSERT_TRUE(SameValue(got[a], canonical::Sigmoid(dots[a])));
+  for (const uint32_t columns : {96u, 128u, 640u}) {  // the tensor cores take whole pairs of blocks
+    const uint32_t rows = 77;
+    const Buffer w = card_.Upload(Matrix(rows, columns));
+    const std::vector<float> x = Noise(size_t{columns} * kActs, 3.0f), dots = Noise(kActs, 1.0f);
+    const Buffer dx = card_.Upload(x), window = card_.Window();
+    for (uint32_t n = 1; n <= kActs; ++n) {
+      const Buffer y = card_.Allocate(sizeof(float) * rows * n), gates = card_.Upload(dots);
+      card_.Poison(y);
+      cuda::NarrowProduct p;
+      p.w = w.as<uint8_t>(), p.row_bytes = RowBytes(Format::kQ8_0, columns);
+      p.rows = rows, p.columns = columns, p.n_rows = n;
+      p.x = dx.as<float>(), p.y = y.as<float>();
+      p.check.window = window.as<cuda::WindowBlock>();
+      p.gate_dots = p.gates = gates.as<float>(), p.gates_per_row = 1;
+      ASSERT_TRUE(cuda::KernelsOf(Format::kQ8_0).narrow(card_.stream(), p));
+      ExpectSame(card_.Floats(y, size_t{rows} * n), Apart(w, dx, rows, columns, n));
+      const std::vector<float> got = card_.Floats(gates, n);
+      for (uint32_t a = 0; a < n; ++a) ASSERT_TRUE(SameValue(got[a], canonical::Sigmoid(dots[a])));
+    }
+    EXPECT_EQ(card_.NotFinite(window), cuda::kAllFinite);
   }
-  EXPECT_EQ(card_.NotFinite(window), cuda::kAllFinite);
   EXPECT_FALSE(cuda::KernelsOf(Format::kQ4_K).narrow(card_.stream(), {}));
 }
 
@@ -321,6 +323,56 @@ TEST_F(CudaFused, SwigluOfGateAndUp) {
       want[i] = canonical::Mul(canonical::Silu(want[i]), of_up[i]);
     ExpectSame(card_.Floats(h, want.size()), want);
   }
+}
+
+// Tensor cores against the other kernel, whose bits are the cpu's: tiles that are not whole,
+// several per warp, several matrices with a float one in front, rows that are not wanted.
+TEST_F(CudaFused, TensorProducts) {
+  const bool had = cuda::tensor_products;
+  const uint32_t multiprocessors = cuda::multiprocessors;
+  const uint32_t first = 37, second = 500, riders = 3;
+  for (const uint32_t columns : {256u, 2560u}) {
+    if (!card_.real() && columns > 256 && !had) continue;
+    const size_t row_bytes = RowBytes(Format::kQ8_0, columns);
+    const Buffer w = card_.Upload(Matrix(first + second, columns));
+    const Buffer floats = card_.Upload(Noise(size_t{riders} * columns, 1.0f));
+    const Buffer x = card_.Upload(Noise(size_t{columns} * kActs, 1.0f)), window = card_.Window();
+    const DeviceForms forms = MakeForms(card_, x, columns, 32, window);
+    const size_t all = size_t{first + second + riders} * kActs;
+    const auto run = [&](uint32_t n, uint32_t sms, bool tensor) {
+      const Buffer y = card_.Allocate(sizeof(float) * all);
+      card_.Poison(y);
+      cuda::MatBatch batch;
+      batch.tasks[0] = {w.as<uint8_t>(), row_bytes, y.as<float>(), first, Format::kQ8_0, 0};
+      batch.tasks[1] = {floats.as<uint8_t>(),
+                        columns * sizeof(float),
+                        y.as<float>() + size_t{first + second} * kActs,
+                        riders,
+                        Format::kF32,
+                        0};
+      batch.tasks[2] = {w.as<uint8_t>() + first * row_bytes,
+                        row_bytes,
+                        y.as<float>() + size_t{first} * kActs,
+                        second,
+                        Format::kQ8_0,
+                        0};
+      batch.n_tasks = 3;
+      batch.n_rows = n;
+      batch.source = {x.as<float>(), columns, columns, forms.form};
+      cuda::tensor_products = tensor;
+      cuda::multiprocessors = sms;
+      cuda::KernelsOf(Format::kQ8_0).mat(card_.stream(), batch, {8, 96});
+      cuda::CheckLaunches("product");
+      return card_.Floats(y, all);
+    };
+    for (uint32_t n = 1; n <= kActs; ++n) {
+      if (!card_.real() && n % 3 != 1 && n != kActs) continue;
+      const std::vector<float> want = run(n, multiprocessors, false);
+      for (const uint32_t sms : {1u, 9u, 17u}) ExpectSame(run(n, sms, true), want);
+    }
+  }
+  cuda::tensor_products = had;
+  cuda::multiprocessors = multiprocessors;
 }
 
 TEST_F(CudaFused, RouterLogitsAndForms) {
@@ -359,6 +411,43 @@ TEST_F(CudaFused, RouterLogitsAndForms) {
       card_.Download(a.data(), made.as<uint8_t>() + row * want_forms.form.stride, a.size());
       card_.Download(b.data(), want_forms.form.base + row * want_forms.form.stride, b.size());
       ASSERT_EQ(a, b) << "form of row " << row;
+    }
+  }
+}
+
+// Ids and weights of the best experts are the cpu's: usual logits, equal ones, NaN, all of them far
+// below one.
+TEST_F(CudaFused, RouteChoosesAsTheCpu) {
+  for (const uint32_t experts : {20u, 80u, 512u, 1000u}) {
+    for (const uint32_t used : {1u, 8u, 10u, 20u}) {
+      std::vector<float> logits = Noise(size_t{experts} * kActs, 2.0f);
+      for (uint32_t e = 0; e < experts; ++e) {
+        logits[1 * experts + e] = static_cast<float>(e % 5);
+        logits[2 * experts + e] = 0.0f;
+        logits[3 * experts + e] = e % 7 == 3 ? 1e3f : -1e3f;
+        if (e % 3 == 1) logits[4 * experts + e] = NAN;
+        logits[5 * experts + e] = e == experts - 1 ? 50.0f : -50.0f;
+      }
+      const Buffer device = card_.Upload(logits), out = card_.Allocate(sizeof(RoutedRow) * kActs);
+      cuda::LaunchRoute(card_.stream(),
+                        {.logits = device.as<float>(),
+                         .experts = experts,
+                         .used = used,
+                         .routed = out.as<RoutedRow>()},
+                        kActs);
+      std::vector<RoutedRow> got(kActs);
+      card_.Download(got.data(), out.as<RoutedRow>(), sizeof(RoutedRow) * kActs);
+      for (uint32_t a = 0; a < kActs; ++a) {
+        RoutedRow want = {};
+        std::vector<float> scratch(experts);
+        Cpu().route(&logits[size_t{a} * experts], experts, used, scratch.data(), want.ids,
+                    want.weights);
+        for (uint32_t r = 0; r < used; ++r) {
+          ASSERT_EQ(got[a].ids[r], want.ids[r])
+              << experts << " experts, row " << a << ", place " << r << " of " << used;
+          ASSERT_TRUE(SameValue(got[a].weights[r], want.weights[r])) << "row " << a << ", " << r;
+        }
+      }
     }
   }
 }

@@ -46,6 +46,7 @@ struct Block {
   uint32_t current = 0, alive = 0, warp_alive[kThreadsMax / kWarp] = {};
   Barrier block_barrier, warp_barrier[kThreadsMax / kWarp];
   uint64_t values[kThreadsMax] = {};
+  Words4 words[kThreadsMax] = {};
   std::unique_ptr<uint8_t[]> shared{new uint8_t[kSharedMax + 16]};
   void (*body)(void*) = nullptr;
   void* context = nullptr;
@@ -186,6 +187,13 @@ uint32_t Votes(bool mine) {
     votes |= static_cast<uint32_t>(b.values[first + l] & 1) << l;
   BarrierWarp();
   return votes;
+}
+
+const Words4* Gather(const Words4& mine) {
+  Block& b = Get();
+  b.words[b.current] = mine;
+  BarrierWarp();
+  return b.words + b.current / kWarp * kWarp;
 }
 
 void CopyLater(void* shared, const void* from) {

@@ -49,6 +49,11 @@ void BarrierWarp();
 // lane does not exist).
 uint64_t Exchange(uint64_t value, uint32_t lane);
 uint32_t Votes(bool mine);
+// Everybody's four words, by lane; valid until the warp's next exchange.
+struct Words4 {
+  uint32_t word[4];
+};
+const Words4* Gather(const Words4& mine);
 uint8_t* SharedMemory();
 // A copy of 16 bytes that happens as late as it may: when the thread waits for its group of copies.
 void CopyLater(void* shared, const void* from);
@@ -77,6 +82,10 @@ LODE_DEVICE void CopyAhead16(void* shared, const void* from) { emulated::CopyLat
 LODE_DEVICE void WaitForCopies() { emulated::CopyNow(0); }
 LODE_DEVICE void EndCopyGroup() { emulated::EndGroup(); }
 LODE_DEVICE void WaitForEarlierCopies() { emulated::CopyNow(1); }
+template <uint32_t kLeft>
+LODE_DEVICE void WaitForCopiesBut() {
+  emulated::CopyNow(kLeft);
+}
 
 LODE_DEVICE uint32_t ShuffleFrom(uint32_t x, uint32_t lane) {
   return static_cast<uint32_t>(emulated::Exchange(x, lane));
@@ -130,6 +139,21 @@ LODE_DEVICE int32_t Dp4a(uint32_t a, uint32_t b, int32_t c) {
   std::memcpy(u, &a, 4);
   std::memcpy(v, &b, 4);
   return c + u[0] * v[0] + u[1] * v[1] + u[2] * v[2] + u[3] * v[3];
+}
+LODE_DEVICE void MultiplyBlocks(uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
+                                float (&sum)[2]) {
+  const emulated::Words4* all = emulated::Gather({{a0, a1, b0, b1}});
+  const uint32_t lane = ThreadId() % 32, g = lane / 4, t = lane % 4;
+  for (uint32_t i = 0; i < 2; ++i) {
+    int32_t exact = 0;
+    for (uint32_t q = 0; q < 4; ++q) {
+      const uint32_t* a = all[4 * g + q].word;
+      const uint32_t* b = all[4 * (2 * t + i) + q].word;
+      exact = Dp4a(a[0], b[2], Dp4a(a[1], b[3], exact));
+    }
+    sum[i] = static_cast<float>(exact);
+  }
+  SyncWarp();
 }
 LODE_DEVICE uint32_t BytePermute(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t both = static_cast<uint64_t>(high) << 32 | low;

@@ -41,6 +41,7 @@ StatusOr<CardFacts> OpenCard(int ordinal) {
   facts.shared_bytes_per_block = 48 * 1024;
   shared_bytes_max = 128 * 1024;
   multiprocessors = facts.multiprocessors;
+  tensor_products = true;
   facts.total_bytes = facts.free_bytes = kCardBytes;
   return facts;
 }
