@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr uint32_t kActBlocks[] = {32, 64, 256};  // by exchange form - 1
 constexpr int kExitDeviceFault = 1;
+constexpr uint32_t kListeners = 4;  // looks in flight; measured: docs/measurements/h200-engine.md
 
 // One expert of a node's arena: gate, up and down behind each other, each on a 64-byte border.
 struct NodeStride {
@@ -62,12 +64,20 @@ void DeviceFault(const Status& status) {
   _exit(kExitDeviceFault);  // destructors would only meet the same device
 }
 
+uint32_t ListenersFromEnvironment() {
+  const char* text = std::getenv("LODE_CUDA_LISTENER");
+  if (text == nullptr) return kListeners;
+  return std::min<uint32_t>(static_cast<uint32_t>(std::strtoul(text, nullptr, 10)),
+                            cuda::kListenersMax);
+}
+
 StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,
                                                        uint32_t experts_used, uint8_t* exchange,
                                                        const PullOptions& pull) {
   std::unique_ptr<CudaLanes> lanes(new CudaLanes(device, arenas, experts_used, pull));
   LODE_RETURN_IF_ERROR(lanes->Allocate());
   LODE_RETURN_IF_ERROR(lanes->AllocateStaging());
+  LODE_RETURN_IF_ERROR(lanes->AllocateListener());
   lanes->FillConstants(exchange);
   lanes->FillPlaces();
   return lanes;
@@ -78,9 +88,7 @@ CudaLanes::~CudaLanes() {
                        static_cast<void*>(host_residency_), static_cast<void*>(host_forced_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }
-  if (c_.staging.experts == 0) return;
-  cuda::CloseStream(copies_);
-  cuda::CloseStream(staged_);
+  for (CUstream_st* stream : {copies_, staged_, listener_}) cuda::CloseStream(stream);
 }
 
 Status CudaLanes::Allocate() {
@@ -140,6 +148,15 @@ Status CudaLanes::AllocateStaging() {
   c_.staging = {static_cast<uint8_t*>(memory), piece, static_cast<uint32_t>(experts), 0};
   LODE_ASSIGN_OR_RETURN(copies_, cuda::OpenUrgentStream());
   LODE_ASSIGN_OR_RETURN(staged_, cuda::OpenUrgentStream());
+  return OkStatus();
+}
+
+Status CudaLanes::AllocateListener() {
+  if (listeners_ == 0) return OkStatus();
+  LODE_ASSIGN_OR_RETURN(void* words,
+                        device_.Allocate("lanes listener", sizeof(cuda::ListenerWords)));
+  c_.listener = static_cast<cuda::ListenerWords*>(words);
+  LODE_ASSIGN_OR_RETURN(listener_, cuda::OpenUrgentStream());
   return OkStatus();
 }
 
@@ -268,10 +285,17 @@ void CudaLanes::DrawRouting(BenchRouting* routing, uint32_t n_rows) {
                   device_.stream());
 }
 
-void CudaLanes::EnqueueBegin() {
+void CudaLanes::EnqueueBegin(uint32_t n_rows) {
   cuda::CopyAsync(const_cast<cuda::LaneWindow*>(c_.window), host_window_,
                      sizeof(cuda::LaneWindow), device_.stream());
   cuda::LaunchBegin(device_.stream(), c_);
+  if (c_.listener == nullptr || n_rows == 0) return;
+  cuda::Follow(device_.stream(), listener_);
+  cuda::LaunchListener(listener_, c_, listeners_);
+}
+
+void CudaLanes::EnqueueEnd(uint32_t n_rows) {
+  if (c_.listener != nullptr && n_rows > 0) cuda::Follow(listener_, device_.stream());
 }
 
 WindowOutcome CudaLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
@@ -314,8 +338,8 @@ cuda::ExpertFormats CudaLanes::FormatsOf(uint32_t layer) const {
 }
 
 uint32_t CudaLanes::branch_nodes() const {
-  if (c_.staging.experts == 0) return 0;
-  uint32_t nodes = 0;
+  uint32_t nodes = c_.listener != nullptr ? 1 : 0;
+  if (c_.staging.experts == 0) return nodes;
   for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
     const cuda::ExpertFormats f = FormatsOf(layer);
     nodes += f.gate == f.up ? 5 : 6;  // two copies; gate and up together or apart, hidden, down
@@ -331,7 +355,6 @@ uint32_t CudaLanes::branch_nodes() const {
 // so the link is busy from the plan to the last byte, and what comes behind it is one product.
 // Combine brings the branches back.
 void CudaLanes::RecordStaged(uint32_t layer, const float* x) {
-  const StrictOrder strict;
   uint64_t bytes[2] = {0, 0};
   for (uint32_t n = 0; n < arenas_.nodes(); ++n) {
     const NodeStride s = StrideOf(arenas_, n, layer);
@@ -340,9 +363,14 @@ void CudaLanes::RecordStaged(uint32_t layer, const float* x) {
   }
   const cuda::LaneParity& p = c_.parity[layer & 1];
   cuda::Follow(device_.stream(), copies_);
-  cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, bytes[0], pull_.copy);
+  {
+    const StrictOrder strict;
+    cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, bytes[0], pull_.copy);
+  }
   cuda::Follow(copies_, staged_);
+  // Starts as the blocks of the first one end, so that the link has no gap.
   cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kDown, bytes[1], pull_.copy);
+  const StrictOrder strict;
   device_.LaunchExperts(FormatsOf(layer), p.lists.staged, x, p.results, staged_,
                         [this] { cuda::Follow(copies_, staged_); });
 }

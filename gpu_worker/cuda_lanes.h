@@ -25,6 +25,9 @@ struct PullOptions {
   cuda::CopyShape copy = {32, 256, 4};
 };
 
+// Warps of the listener (cuda_listener.h): LODE_CUDA_LISTENER in the environment, 0 for none.
+uint32_t ListenersFromEnvironment();
+
 class CudaLanes final : public ExpertLanes {
  public:
   // `exchange`: the checked segment, registered; arenas: mapped from registered memory. All outlive
@@ -42,8 +45,11 @@ class CudaLanes final : public ExpertLanes {
   uint32_t branch_nodes() const;  // of a window's graph: launches beside the trunk
 
   // ---- enqueued once per graph
-  // The settings of the window, then a clean report. First of all in a window.
-  void EnqueueBegin();
+  // The settings of the window, then a clean report. First of all in a window; a fold (no rows) has
+  // no answers to listen for.
+  void EnqueueBegin(uint32_t n_rows);
+  // Last of all in a window: brings the listener's branch back.
+  void EnqueueEnd(uint32_t n_rows);
   WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows,
                       const RoutedRow* routed) override;
   WindowOutcome Finish(uint32_t layer) override;
@@ -71,6 +77,7 @@ class CudaLanes final : public ExpertLanes {
         layout_{{arenas.hidden(), arenas.width(), experts_used, arenas.nodes()}} {}
   Status Allocate();
   Status AllocateStaging();
+  Status AllocateListener();
   cuda::ExpertFormats FormatsOf(uint32_t layer) const;
   void RecordStaged(uint32_t layer, const float* x);
   void FillConstants(uint8_t* exchange);
@@ -89,6 +96,8 @@ class CudaLanes final : public ExpertLanes {
   uint16_t* forced_ = nullptr;       // device
   // Branches of the graph, null without staging: copies; the products of what has come.
   CUstream_st *copies_ = nullptr, *staged_ = nullptr;
+  const uint32_t listeners_ = ListenersFromEnvironment();
+  CUstream_st* listener_ = nullptr;  // its branch
   uint32_t n_rows_ = 0;  // of the window that is being recorded
   uint64_t table_version_ = ~uint64_t{0};
 };
