@@ -158,12 +158,16 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   LODE_SHARED LaneWindow window;
   LODE_SHARED uint16_t residency[kExpertsMax];
   LODE_SHARED RoutedRow routed[kWindowRowsMax];  // ids alone
+  LODE_SHARED Word4 job_words[sizeof(ExpertJob) / sizeof(Word4)];
+  ExpertJob* const job = reinterpret_cast<ExpertJob*>(job_words);
   const uint32_t parity = a.layer & 1, used = c.shape.experts_used;
   CopyWords(&place, &c.places[a.layer], sizeof(place));
   CopyWords(&window, c.window, sizeof(window));
   const uint16_t* const resident = c.residency + uint64_t{a.layer} * c.shape.experts;
   for (uint32_t i = ThreadId(); i < c.shape.experts; i += ThreadCount()) residency[i] = resident[i];
   SyncBlock();
+  const BlockGroup g = {warp_counts};
+  BuildJobHead(g, window, a.layer, a.n_rows, place.act_forms, job);
   WaitForPrevious();
   const bool is_void = IsVoid(c);
   for (uint32_t i = ThreadId(); i < a.n_rows * used; i += ThreadCount())
@@ -174,12 +178,14 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
     return;
   }
   SyncBlock();
-  const BlockGroup g = {warp_counts};
   PlanLane(g, routed, a.n_rows, c.shape, residency, window.split, &work);
   const bool ring = work.on_cpu > 0;
   if (ring && BlockX() == 0) {
-    BuildJob(g, work, window, c.shape, a.layer, a.n_rows, place.act_forms,
-             reinterpret_cast<ExpertJob*>(c.exchange + c.jobs[parity]));
+    BuildJobExperts(g, work, job);
+    Word4* const to = reinterpret_cast<Word4*>(c.exchange + c.jobs[parity]);
+    for (uint32_t i = ThreadId(); i < JobBytes(work.on_cpu) / sizeof(Word4); i += ThreadCount())
+      to[i] = job_words[i];
+    SyncBlock();
   }
   const uint64_t tag = JobTag(window.generation, window.window, a.layer);
   if (ThreadId() < kWarp) {
@@ -228,10 +234,9 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
 }
 
 // One warp, lane w for worker w: until every worker has answered, or to the first failure. `heard` is
-// a first hearing of the listener: while it listens, most looks are at its words. Without it most
-// looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a
-// kernel cannot end before the last one that it began. Looks are acquires, which cost nothing; a
-// fence would be 0.6 us.
+// a first look at the listener's words: with the answer there, no other is needed. Most looks are at
+// the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end
+// before the last one that it began. Looks are acquires, which cost nothing; a fence would be 0.6 us.
 LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f,
                               uint64_t heard) {
   const uint32_t worker = ThreadId();
@@ -240,16 +245,18 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
   WaitState state = {};
   LaneFault fault = {};
   WaitVerdict verdict = mine ? WaitVerdict::kWait : WaitVerdict::kAnswered;
-  Ear ear;
-  Heard said = Heard::kNothing;
   uint32_t failed = 0;
+  const uint32_t how = c.listener_flags >> 4;
   for (uint32_t look = 0;; ++look) {
-    if (said != Heard::kNobody) {
-      said = JudgeHearing(look == 0 ? heard : Hear(c), f.tag, &ear);
-      if (said == Heard::kAnswered) break;
-      if (said == Heard::kNothing && look % kHearingsPerLook != kHearingsPerLook - 1) continue;
+    const uint32_t hearings = how == 0 ? (look == 0 ? 1 : 0) : how == 15 ? 15 : (look == 0 ? how : 0);
+    bool answered = false;
+    if (c.listener != nullptr)
+    for (uint32_t h = 0; h < hearings && !answered; ++h) {
+      const uint64_t said = look == 0 && h == 0 ? heard : Hear(c);
+      answered = BallotWarp(said == f.tag) != 0;
     }
-    const bool thorough = said == Heard::kNothing || look % kLooksPerClock == 0;
+    if (answered) { SyncWarp(); break; }
+    const bool thorough = look % kLooksPerClock == 0;
     if (mine && verdict == WaitVerdict::kWait) {
       WorkerLook seen = {};
       uint64_t abort = 0;
@@ -390,7 +397,7 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   if (ThreadId() == 0) *c.arrived = 0;
   if (ThreadId() == 0) *c.answered = 0;
   if (c.listener == nullptr || ThreadId() >= kWarp) return;
-  if (ThreadId() < 2 * kListenersMax) (&c.listener->tags[0])[ThreadId()] = 0;
+  if (ThreadId() < kListenersMax) c.listener->tags[ThreadId()] = 0;
   if (ThreadId() == 0) c.listener->ended = 0;
   if (ThreadId() == 0) c.listener->trunk_ns = ClockNs();
 }

@@ -42,10 +42,9 @@ struct LaneParity {
 // what waiters read.
 inline constexpr uint32_t kListenersMax = 8;  // warps, each with a look of its own in flight
 struct alignas(128) ListenerWords {
-  uint64_t tags[kListenersMax];   // [warp] newest tag that all workers have acknowledged
-  uint64_t beats[kListenersMax];  // [warp] looks so far; 0: none yet, kListenerGone: it has left
-  uint64_t trunk_ns;              // last sign of life of the trunk
-  uint64_t ended;                 // 1 once the window's last answer is over
+  uint64_t tags[kListenersMax];  // [warp] newest tag that all workers have acknowledged
+  uint64_t trunk_ns;             // last sign of life of the trunk
+  uint64_t ended;                // 1 once the window's last answer is over
 };
 
 // Constants of a captured graph.
@@ -61,7 +60,7 @@ struct LaneConstants {
   uint32_t* arrived;           // blocks of the doorbell kernel that are done
   uint64_t* answered;          // newest tag whose wait is over, however it ended
   ListenerWords* listener;     // null: nobody listens
-  uint32_t listener_relaxed;
+  uint32_t listener_flags;
   // The exchange segment as the device sees it (host memory, registered).
   uint8_t* exchange;
   uint64_t bell, abort_window, workers, worker_stride;  // offsets of words and lines

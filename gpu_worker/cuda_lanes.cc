@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint32_t kActBlocks[] = {32, 64, 256};  // by exchange form - 1
 constexpr int kExitDeviceFault = 1;
-constexpr uint32_t kListeners = 4;  // looks in flight; measured: docs/measurements/h200-engine.md
+constexpr uint32_t kListeners = 1;  // looks in flight; measured: docs/measurements/h200-engine.md
 
 // One expert of a node's arena: gate, up and down behind each other, each on a 64-byte border.
 struct NodeStride {
@@ -67,8 +67,7 @@ void DeviceFault(const Status& status) {
 uint32_t ListenersFromEnvironment() {
   const char* text = std::getenv("LODE_CUDA_LISTENER");
   if (text == nullptr) return kListeners;
-  return std::min<uint32_t>(static_cast<uint32_t>(std::strtoul(text, nullptr, 10)),
-                            cuda::kListenersMax);
+  return static_cast<uint32_t>(std::strtoul(text, nullptr, 0));
 }
 
 StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,
@@ -156,6 +155,7 @@ Status CudaLanes::AllocateListener() {
   LODE_ASSIGN_OR_RETURN(void* words,
                         device_.Allocate("lanes listener", sizeof(cuda::ListenerWords)));
   c_.listener = static_cast<cuda::ListenerWords*>(words);
+  c_.listener_flags = listeners_ >> 4;
   LODE_ASSIGN_OR_RETURN(listener_, cuda::OpenUrgentStream());
   return OkStatus();
 }
@@ -291,7 +291,7 @@ void CudaLanes::EnqueueBegin(uint32_t n_rows) {
   cuda::LaunchBegin(device_.stream(), c_);
   if (c_.listener == nullptr || n_rows == 0) return;
   cuda::Follow(device_.stream(), listener_);
-  cuda::LaunchListener(listener_, c_, listeners_);
+  cuda::LaunchListener(listener_, c_, listeners_ & 15);
 }
 
 void CudaLanes::EnqueueEnd(uint32_t n_rows) {

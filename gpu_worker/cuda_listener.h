@@ -19,17 +19,11 @@
 
 namespace lode::cuda {
 
-inline constexpr uint64_t kListenerGone = ~uint64_t{0};
 // Without a sign of life of the trunk. Plans and waits give one; no other stage takes that long.
 inline constexpr uint64_t kTrunkStillNs = 1'000'000;
 inline constexpr uint64_t kListenNsMax = 2'000'000'000;  // of one window; longer ones do without
 // Looks are a round trip of 1.2 us apart; the warps of four begin a quarter of that after each other.
 inline constexpr uint32_t kListenerStaggerNs = 300;
-// So many looks of a waiter at the same beats (0.6 us each): the listener stands still.
-inline constexpr uint32_t kStillHearings = 32;
-// Of a waiter: looks at device memory for each of its own over PCIe.
-inline constexpr uint32_t kHearingsPerLook = 16;
-
 LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
   return c.exchange + c.workers + worker * c.worker_stride;
 }
@@ -57,13 +51,18 @@ LODE_DEVICE void Listen(const LaneConstants& c) {
       : is_trunk ? &words->trunk_ns
                  : &words->ended;
   const uint64_t window = c.window->window, begin = ClockNs();
-  uint64_t told = 0;
+  uint64_t told = 0, now = begin;
+  const uint32_t flags = c.listener_flags;
+  uint64_t* const line0 = reinterpret_cast<uint64_t*>(LineOf(c, 0) + c.line_ack);
   Nap(warp * kListenerStaggerNs);
-  for (uint64_t beat = 1;; ++beat) {
-    const uint64_t seen = LoadAcquireSystem(word);
+  for (uint32_t look = 0;; ++look) {
+    const bool house = (flags & 8) == 0 || look % 8 == 0;
+    uint64_t* const at = house || is_worker ? word : line0;
+    const uint64_t seen = (flags & 1) != 0 ? LoadRelaxedSystem(at) : LoadAcquireSystem(at);
     SyncWarp();
-    const uint64_t now = ClockNs();
+    if ((flags & 4) == 0 || look % 32 == 0) now = ClockNs();
     const bool over = is_worker  ? now - begin > kListenNsMax
+                      : !house ? false
                       : is_abort ? seen >= window
                       : is_trunk ? now > seen && now - seen > kTrunkStillNs
                                  : seen != 0;
@@ -71,46 +70,27 @@ LODE_DEVICE void Listen(const LaneConstants& c) {
     const uint32_t low = ShuffleFrom(static_cast<uint32_t>(seen), 0);
     const uint64_t first = uint64_t{ShuffleFrom(static_cast<uint32_t>(seen >> 32), 0)} << 32 | low;
     const bool all = BallotWarp(is_worker && seen != first) == 0;
-    if (lane != 0) continue;
-    if (all && first != told) {
-      if (c.listener_relaxed != 0) {
-        StoreRelaxedDevice(&words->tags[warp], first);
-      } else {
-        StoreReleaseDevice(&words->tags[warp], first);
-      }
-      told = first;
+    if (lane != 0 || !all || first == told) continue;
+    told = first;
+    if ((flags & 2) != 0) {
+      StoreRelaxedDevice(&words->tags[warp], first);
+    } else {
+      StoreReleaseDevice(&words->tags[warp], first);
     }
-    StoreRelaxedDevice(&words->beats[warp], beat);
   }
-  if (lane == 0) StoreRelaxedDevice(&words->beats[warp], kListenerGone);
 }
 
 // ---- the waiter's side; one whole warp
-// Word `lane` of the listener: tags, then beats. An acquire. Issue it early and judge it later.
+// A look at the listener's words, an acquire: begin it early and judge it later.
 LODE_DEVICE uint64_t Hear(const LaneConstants& c) {
   if (c.listener == nullptr) return 0;
-  return LoadAcquireDevice(&c.listener->tags[0] + ThreadId() % (2 * kListenersMax));
+  return LoadAcquireDevice(&c.listener->tags[ThreadId() % kListenersMax]);
 }
-
-enum class Heard : uint32_t { kAnswered, kNothing, kNobody };  // kNobody: look yourself
-
-struct Ear {
-  uint64_t last = 0;
-  uint32_t still = 0;
-};
-// What a hearing says about the job `tag`.
-LODE_DEVICE Heard JudgeHearing(uint64_t value, uint64_t tag, Ear* ear) {
-  const bool is_tag = ThreadId() % (2 * kListenersMax) < kListenersMax;
-  if (BallotWarp(is_tag && value == tag) != 0) {
-    SyncWarp();
-    return Heard::kAnswered;
-  }
-  const bool alive = !is_tag && value != 0 && value != kListenerGone;
-  const bool moved = alive && value != ear->last;
-  ear->last = value;
-  if (BallotWarp(alive) == 0) return Heard::kNobody;
-  ear->still = BallotWarp(moved) != 0 ? 0 : ear->still + 1;
-  return ear->still < kStillHearings ? Heard::kNothing : Heard::kNobody;
+// Whether every worker has acknowledged `tag`. False says nothing.
+LODE_DEVICE bool Heard(uint64_t said, uint64_t tag) {
+  if (BallotWarp(said == tag) == 0) return false;
+  SyncWarp();
+  return true;
 }
 
 }  // namespace lode::cuda

@@ -262,7 +262,7 @@ class Doorbell {
 
   StatusOr<std::unique_ptr<cuda::Graph>> Capture(const Kind& kind) {
     c_.listener = kind.listeners > 0 ? words_ : nullptr;
-    c_.listener_relaxed = kind.listeners & 16;
+    c_.listener_flags = kind.listeners >> 4;
     return cuda::Graph::Capture(stream_, [=, this] {
       cuda::CopyAsync(device_window_, window_, sizeof(cuda::LaneWindow), stream_);
       cuda::LaunchBegin(stream_, c_);
@@ -340,7 +340,7 @@ int main(int argc, char** argv) {
   const uint32_t rows = argc > 1 ? static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10)) : 1;
   std::vector<uint32_t> listeners;
   for (char* p = argc > 2 ? argv[2] : nullptr; p != nullptr && *p != '\0';) {
-    const unsigned long warps = std::strtoul(p, &p, 10);
+    const unsigned long warps = std::strtoul(p, &p, 0);
     listeners.push_back(static_cast<uint32_t>(warps));
     if (*p != '\0') ++p;
   }
