@@ -225,6 +225,10 @@ LODE_KERNEL(kCopyThreadsMax) StagedCopyKernel(const StagedPieces* list, uint32_t
   WaitForPrevious();
 }
 
+LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
+  return c.exchange + c.workers + worker * c.worker_stride;
+}
+
 // What a wait needs, loaded together: a load is 0.6 us. tag 0: the layer rang no bell.
 struct WaitFacts {
   uint64_t tag, window, wait_ns, wait_max_ns;
@@ -234,9 +238,9 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
 }
 
 // One warp, lane w for worker w: until every worker has answered, or to the first failure. `heard` is
-// a first look at the listener's words: with the answer there, no other is needed. Most looks are at
-// the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end
-// before the last one that it began. Looks are acquires, which cost nothing; a fence would be 0.6 us.
+// a look at the listener's word: with the answer there, no other is needed. Most looks are at the ack
+// alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end before the
+// last one that it began. Looks are acquires, which cost nothing; a fence would be 0.6 us.
 LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f,
                               uint64_t heard) {
   const uint32_t worker = ThreadId();
@@ -244,18 +248,10 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
   uint64_t* const ack = reinterpret_cast<uint64_t*>(LineOf(c, mine ? worker : 0) + c.line_ack);
   WaitState state = {};
   LaneFault fault = {};
-  WaitVerdict verdict = mine ? WaitVerdict::kWait : WaitVerdict::kAnswered;
+  WaitVerdict verdict =
+      mine && heard != f.tag ? WaitVerdict::kWait : WaitVerdict::kAnswered;
   uint32_t failed = 0;
-  const uint32_t how = c.listener_flags >> 4;
-  for (uint32_t look = 0;; ++look) {
-    const uint32_t hearings = how == 0 ? (look == 0 ? 1 : 0) : how == 15 ? 15 : (look == 0 ? how : 0);
-    bool answered = false;
-    if (c.listener != nullptr)
-    for (uint32_t h = 0; h < hearings && !answered; ++h) {
-      const uint64_t said = look == 0 && h == 0 ? heard : Hear(c);
-      answered = BallotWarp(said == f.tag) != 0;
-    }
-    if (answered) { SyncWarp(); break; }
+  for (uint32_t look = 0; BallotWarp(verdict == WaitVerdict::kWait) != 0; ++look) {
     const bool thorough = look % kLooksPerClock == 0;
     if (mine && verdict == WaitVerdict::kWait) {
       WorkerLook seen = {};
@@ -274,7 +270,7 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
       }
     }
     failed = BallotWarp(verdict == WaitVerdict::kFailed);
-    if (failed != 0 || BallotWarp(verdict == WaitVerdict::kWait) == 0) break;
+    if (failed != 0) break;
     if (thorough && worker == 0) TellListener(c);
     if (look > kLooksWithoutNap) Nap(kNapNs);
   }
@@ -325,9 +321,8 @@ LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const Wait
       *said = HearWorkers(c);
     }
   } else if (ThreadId() < kWarp) {
-    uint64_t* const word = c.listener != nullptr && ThreadId() < kListenersMax
-                               ? &c.listener->tags[ThreadId()]
-                               : c.answered;
+    uint64_t* const word =
+        c.listener != nullptr && ThreadId() == 0 ? &c.listener->tag : c.answered;
     while (BallotWarp(LoadAcquireDevice(word) == facts.tag) == 0) Nap(kShortNapNs);
     SyncWarp();
   }
@@ -385,7 +380,7 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   if (ThreadId() == 0 && layer + 1 == c.shape.layers) EndListener(c);
 }
 
-LODE_KERNEL(kListenersMax * kWarp) ListenKernel(LaneConstants c) { Listen(c); }
+LODE_KERNEL(kWarp) ListenKernel(LaneConstants c) { Listen(c); }
 
 LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   LetNextStart();
@@ -397,8 +392,7 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   if (ThreadId() == 0) *c.arrived = 0;
   if (ThreadId() == 0) *c.answered = 0;
   if (c.listener == nullptr || ThreadId() >= kWarp) return;
-  if (ThreadId() < kListenersMax) c.listener->tags[ThreadId()] = 0;
-  if (ThreadId() == 0) c.listener->ended = 0;
+  if (ThreadId() == 0) c.listener->tag = c.listener->ended = 0;
   if (ThreadId() == 0) c.listener->trunk_ns = ClockNs();
 }
 
@@ -484,14 +478,14 @@ void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uin
   LaunchAhead(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
 }
 
-void LaunchListener(CUstream_st* stream, const LaneConstants& c, uint32_t warps) {
+void LaunchListener(CUstream_st* stream, const LaneConstants& c) {
 #if !defined(LODE_CUDA_EMULATED)
   // The multiprocessor that it sits on stays open to kernels with much shared memory.
   (void)cudaFuncSetAttribute(reinterpret_cast<const void*>(&ListenKernel),
                              cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared);
 #endif
-  Launch(stream, Grid{1}, warps * kWarp, 0, ListenKernel, c);
+  Launch(stream, Grid{1}, kWarp, 0, ListenKernel, c);
 }
 
 void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,

@@ -19,7 +19,6 @@ namespace {
 
 constexpr uint32_t kActBlocks[] = {32, 64, 256};  // by exchange form - 1
 constexpr int kExitDeviceFault = 1;
-constexpr uint32_t kListeners = 1;  // looks in flight; measured: docs/measurements/h200-engine.md
 
 // One expert of a node's arena: gate, up and down behind each other, each on a 64-byte border.
 struct NodeStride {
@@ -64,10 +63,9 @@ void DeviceFault(const Status& status) {
   _exit(kExitDeviceFault);  // destructors would only meet the same device
 }
 
-uint32_t ListenersFromEnvironment() {
+bool ListensByDefault() {
   const char* text = std::getenv("LODE_CUDA_LISTENER");
-  if (text == nullptr) return kListeners;
-  return static_cast<uint32_t>(std::strtoul(text, nullptr, 0));
+  return text == nullptr || std::strcmp(text, "0") != 0;
 }
 
 StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,
@@ -151,11 +149,10 @@ Status CudaLanes::AllocateStaging() {
 }
 
 Status CudaLanes::AllocateListener() {
-  if (listeners_ == 0) return OkStatus();
+  if (!listens_) return OkStatus();
   LODE_ASSIGN_OR_RETURN(void* words,
                         device_.Allocate("lanes listener", sizeof(cuda::ListenerWords)));
   c_.listener = static_cast<cuda::ListenerWords*>(words);
-  c_.listener_flags = listeners_ >> 4;
   LODE_ASSIGN_OR_RETURN(listener_, cuda::OpenUrgentStream());
   return OkStatus();
 }
@@ -167,6 +164,7 @@ void CudaLanes::FillConstants(uint8_t* exchange) {
   c_.exchange = exchange;
   c_.bell = offsetof(ExchangeHeader, bell) + offsetof(WaitWord, value);
   c_.abort_window = offsetof(ExchangeHeader, abort_window);
+  c_.acks = offsetof(ExchangeHeader, acks);
   c_.workers = offsetof(ExchangeHeader, workers);
   c_.worker_stride = sizeof(WorkerLine);
   c_.line_ack = offsetof(WorkerLine, ack) + offsetof(WaitWord, value);
@@ -291,7 +289,7 @@ void CudaLanes::EnqueueBegin(uint32_t n_rows) {
   cuda::LaunchBegin(device_.stream(), c_);
   if (c_.listener == nullptr || n_rows == 0) return;
   cuda::Follow(device_.stream(), listener_);
-  cuda::LaunchListener(listener_, c_, listeners_ & 15);
+  cuda::LaunchListener(listener_, c_);
 }
 
 void CudaLanes::EnqueueEnd(uint32_t n_rows) {

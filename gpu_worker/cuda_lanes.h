@@ -25,8 +25,8 @@ struct PullOptions {
   cuda::CopyShape copy = {32, 256, 4};
 };
 
-// Warps of the listener (cuda_listener.h): LODE_CUDA_LISTENER in the environment, 0 for none.
-uint32_t ListenersFromEnvironment();
+// Whether windows have a listener (cuda_listener.h): unless LODE_CUDA_LISTENER=0 is in the environment.
+bool ListensByDefault();
 
 class CudaLanes final : public ExpertLanes {
  public:
@@ -96,7 +96,7 @@ class CudaLanes final : public ExpertLanes {
   uint16_t* forced_ = nullptr;       // device
   // Branches of the graph, null without staging: copies; the products of what has come.
   CUstream_st *copies_ = nullptr, *staged_ = nullptr;
-  const uint32_t listeners_ = ListenersFromEnvironment();
+  const bool listens_ = ListensByDefault();
   CUstream_st* listener_ = nullptr;  // its branch
   uint32_t n_rows_ = 0;  // of the window that is being recorded
   uint64_t table_version_ = ~uint64_t{0};

@@ -7,8 +7,7 @@
 // the launch; the window must reach its end in shared memory all the same, since no host thread takes
 // part in it.
 //
-//   doorbell [rows [warps,...]]    on a machine with a card; warps: of the listener, 0 for none
-//                                  (default 0,4); prints "doorbell: PASS" or what failed
+//   doorbell [rows]      on a machine with a card; prints "doorbell: PASS" or what failed
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -49,8 +48,8 @@ struct Shared {
 
 // One kind of window.
 struct Kind {
-  bool ring;
-  uint32_t pull_bytes, work, listeners;
+  bool ring, listener;
+  uint32_t pull_bytes, work;
 };
 
 class Doorbell {
@@ -108,9 +107,9 @@ class Doorbell {
   }
 
   // Stops this process right behind the launch; the other one sees the end and wakes us.
-  Status StopTest(uint32_t listeners) {
+  Status StopTest(bool listener) {
     SetExperts(true, 0);
-    LODE_ASSIGN_OR_RETURN(auto graph, Capture({true, 0, 0, listeners}));
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture({true, listener, 0, 0}));
     shared()->expect = window_->sequence + 1;
     LODE_RETURN_IF_ERROR(Launch(*graph));
     kill(getpid(), SIGSTOP);
@@ -136,6 +135,7 @@ class Doorbell {
         answered = tag;
         x->workers[0].progress.fetch_add(1, std::memory_order_relaxed);
         x->workers[0].ack.value.store(tag, std::memory_order_release);
+        x->acks[0].store(tag, std::memory_order_release);
       }
       const uint64_t expect = std::atomic_ref<uint64_t>(s->expect).load();
       if (expect == 0) continue;
@@ -187,6 +187,7 @@ class Doorbell {
     c_.exchange = exchange_->data();
     c_.bell = offsetof(ExchangeHeader, bell);
     c_.abort_window = offsetof(ExchangeHeader, abort_window);
+    c_.acks = offsetof(ExchangeHeader, acks);
     c_.workers = offsetof(ExchangeHeader, workers);
     c_.worker_stride = sizeof(WorkerLine);
     c_.line_ack = offsetof(WorkerLine, ack);
@@ -261,14 +262,13 @@ class Doorbell {
   }
 
   StatusOr<std::unique_ptr<cuda::Graph>> Capture(const Kind& kind) {
-    c_.listener = kind.listeners > 0 ? words_ : nullptr;
-    c_.listener_flags = kind.listeners >> 4;
+    c_.listener = kind.listener ? words_ : nullptr;
     return cuda::Graph::Capture(stream_, [=, this] {
       cuda::CopyAsync(device_window_, window_, sizeof(cuda::LaneWindow), stream_);
       cuda::LaunchBegin(stream_, c_);
-      if (kind.listeners > 0) {
+      if (kind.listener) {
         cuda::Follow(stream_, listener_);
-        cuda::LaunchListener(listener_, c_, kind.listeners & 15);
+        cuda::LaunchListener(listener_, c_);
       }
       for (uint32_t layer = 0; layer < kLayers; ++layer) EnqueueLayer(kind, layer);
       cuda::EndCopies end = {};
@@ -280,7 +280,7 @@ class Doorbell {
       end.host_not_finite = &shared()->not_finite;
       end.done = &shared()->done;
       cuda::LaunchEnd(stream_, end, 0);
-      if (kind.listeners > 0) cuda::Follow(listener_, stream_);
+      if (kind.listener) cuda::Follow(listener_, stream_);
     });
   }
 
@@ -308,27 +308,27 @@ class Doorbell {
   cuda::ListenerWords* words_ = nullptr;
 };
 
-Status Main(uint32_t n_rows, const std::vector<uint32_t>& listeners) {
+Status Main(uint32_t n_rows) {
   Doorbell bench;
   LODE_RETURN_IF_ERROR(bench.Start(n_rows));
   for (const uint32_t work : kWork) {
     for (const uint32_t pull_bytes : kPullBytes) {
       double spread = 0;
       LODE_ASSIGN_OR_RETURN(const double quiet,
-                            bench.Measure({false, pull_bytes, work, 0}, &spread));
-      std::printf("%u rows, %u layers, %2u launches and pulls of %4.1f MB between plan and wait: %.2f us "
-                  "(quartiles %.2f) without a bell;",
+                            bench.Measure({false, false, pull_bytes, work}, &spread));
+      std::printf("%u rows, %u layers, %2u launches and pulls of %4.1f MB between: %.2f us "
+                  "(quartiles %.2f) without a bell",
                   n_rows, kLayers, work, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet, spread);
-      for (const uint32_t warps : listeners) {
+      for (const bool listener : {false, true}) {
         LODE_ASSIGN_OR_RETURN(const double ring,
-                              bench.Measure({true, pull_bytes, work, warps}, &spread));
-        std::printf(" listener %u: %.2f (%.2f), doorbell %.2f us;", warps, ring, spread,
-                    ring - quiet);
+                              bench.Measure({true, listener, pull_bytes, work}, &spread));
+        std::printf("; %s listener %.2f (%.2f), doorbell %.2f", listener ? "with" : "without", ring,
+                    spread, ring - quiet);
       }
       std::printf("\n");
     }
   }
-  for (const uint32_t warps : listeners) LODE_RETURN_IF_ERROR(bench.StopTest(warps));
+  for (const bool listener : {false, true}) LODE_RETURN_IF_ERROR(bench.StopTest(listener));
   std::printf("stopped host: the window reached its end in shared memory\n");
   return OkStatus();
 }
@@ -338,15 +338,7 @@ Status Main(uint32_t n_rows, const std::vector<uint32_t>& listeners) {
 
 int main(int argc, char** argv) {
   const uint32_t rows = argc > 1 ? static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10)) : 1;
-  std::vector<uint32_t> listeners;
-  for (char* p = argc > 2 ? argv[2] : nullptr; p != nullptr && *p != '\0';) {
-    const unsigned long warps = std::strtoul(p, &p, 0);
-    listeners.push_back(static_cast<uint32_t>(warps));
-    if (*p != '\0') ++p;
-  }
-  if (listeners.empty()) listeners = {0, 4};
-  const lode::Status status =
-      lode::Main(rows == 0 || rows > lode::kWindowRowsMax ? 1 : rows, listeners);
+  const lode::Status status = lode::Main(rows == 0 || rows > lode::kWindowRowsMax ? 1 : rows);
   std::printf("doorbell: %s\n", status.ok() ? "PASS" : lode::Message(status).c_str());
   return status.ok() ? 0 : 1;
 }

@@ -1,6 +1,5 @@
 // The listener of the cuda lanes on the emulated device: what it says and what it does not, that it
-// always leaves, and what a waiter makes of its words. A second thread of the test plays trunk and
-// CPU workers.
+// always leaves. A second thread of the test plays trunk and CPU workers.
 #include "gpu_worker/cuda_listener.h"
 
 #include <gtest/gtest.h>
@@ -13,18 +12,13 @@
 namespace lode::cuda {
 namespace {
 
-constexpr uint32_t kWarps = 4, kWorkers = 3;
+constexpr uint32_t kWorkers = 3;
 constexpr uint64_t kNothingNs = 20'000'000;  // within it, something would have been said
 // Of a trunk that lives whatever the machine does meanwhile: a moment in the far future.
 constexpr uint64_t kAlive = ~uint64_t{0};
 constexpr uint64_t kWindow = 7, kTag = 0x1234500000001ull;
 
-LODE_KERNEL(kListenersMax * 32) ListenKernel(LaneConstants c) { Listen(c); }
-LODE_KERNEL(32) HearKernel(LaneConstants c, uint64_t tag, bool* out) {
-  const bool heard = Heard(Hear(c), tag);
-  if (ThreadId() == 0) *out = heard;
-}
-
+LODE_KERNEL(32) ListenKernel(LaneConstants c) { Listen(c); }
 class ListenerTest : public testing::Test {
  protected:
   ListenerTest() {
@@ -33,22 +27,15 @@ class ListenerTest : public testing::Test {
     c_.listener = &words_;
     c_.exchange = reinterpret_cast<uint8_t*>(&header_);
     c_.abort_window = offsetof(ExchangeHeader, abort_window);
-    c_.workers = offsetof(ExchangeHeader, workers);
-    c_.worker_stride = sizeof(WorkerLine);
-    c_.line_ack = offsetof(WorkerLine, ack) + offsetof(WaitWord, value);
+    c_.acks = offsetof(ExchangeHeader, acks);
     window_.window = kWindow;
     words_.trunk_ns = kAlive;
   }
   // As the trunk and as a reader of the listener's words.
   static uint64_t Read(uint64_t& word) { return std::atomic_ref(word).load(); }
   static void Write(uint64_t& word, uint64_t x) { std::atomic_ref(word).store(x); }
-  void Ack(uint32_t worker, uint64_t tag) { header_.workers[worker].ack.value.store(tag); }
-  bool Says(uint64_t tag) {
-    for (uint32_t w = 0; w < kWarps; ++w) {
-      if (Read(words_.tags[w]) != tag) return false;
-    }
-    return true;
-  }
+  void Ack(uint32_t worker, uint64_t tag) { header_.acks[worker].store(tag); }
+  bool Says(uint64_t tag) { return Read(words_.tag) == tag; }
   template <class F>
   static bool Await(F done, uint64_t ns = 1'000'000'000) {
     for (const uint64_t begin = NowNs(); NowNs() - begin < ns;) {
@@ -57,13 +44,7 @@ class ListenerTest : public testing::Test {
     }
     return false;
   }
-  void Run() { Launch(nullptr, Grid{1}, kWarps * 32, 0, ListenKernel, c_); }
-  bool Hears(uint64_t tag) {
-    bool heard = false;
-    Launch(nullptr, Grid{1}, 32, 0, HearKernel, c_, tag, &heard);
-    return heard;
-  }
-
+  void Run() { Launch(nullptr, Grid{1}, 32, 0, ListenKernel, c_); }
   LaneConstants c_ = {};
   LaneWindow window_ = {};
   ListenerWords words_ = {};
@@ -77,7 +58,7 @@ TEST_F(ListenerTest, SaysATagWhenEveryWorkerHasAcknowledgedIt) {
     said_all = Await([&] { return Says(kTag); });
     Ack(0, kTag + 1);
     Ack(2, kTag + 1);
-    two_were_not_enough = !Await([&] { return Read(words_.tags[0]) != kTag; }, kNothingNs);
+    two_were_not_enough = !Await([&] { return !Says(kTag); }, kNothingNs);
     Ack(1, kTag + 1);
     said_next = Await([&] { return Says(kTag + 1); });
     Write(words_.ended, 1);
@@ -104,17 +85,7 @@ TEST_F(ListenerTest, SaysNothingInAVoidWindow) {
   for (uint32_t w = 0; w < kWorkers; ++w) Ack(w, kTag);
   Run();
   EXPECT_LT(NowNs() - begin, kListenNsMax / 2);
-  for (uint32_t w = 0; w < kWarps; ++w) EXPECT_EQ(words_.tags[w], 0u);
-}
-
-TEST_F(ListenerTest, WaitersHearTheirTagOnly) {
-  EXPECT_FALSE(Hears(kTag));
-  words_.tags[0] = kTag - 1;
-  EXPECT_FALSE(Hears(kTag));
-  words_.tags[kWarps - 1] = kTag;
-  EXPECT_TRUE(Hears(kTag));
-  c_.listener = nullptr;
-  EXPECT_FALSE(Hears(kTag));
+  EXPECT_TRUE(Says(0));
 }
 
 }  // namespace
