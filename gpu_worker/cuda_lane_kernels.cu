@@ -1,10 +1,9 @@
 // See cuda_lane_kernels.h. Sizes at the flagship's shape: a plan of 8 rows has 80 entries and takes
 // one block about 3 us, 1 row 1 us; the activations of a row are 3.2 KB, posted writes over PCIe.
 // Nothing here is bound by bandwidth: what counts is the number of dependent steps.
-#include "gpu_worker/cuda_lane_kernels.h"
-
 #include <utility>
 
+#include "gpu_worker/cuda_lane_kernels.h"
 #include "gpu_worker/cuda_listener.h"
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/system.h"
@@ -147,8 +146,8 @@ LODE_DEVICE void TellDevice(const LaneConstants& c, const PlanArgs& a, const Lan
 // within a window (settings, places, residency) is in shared memory before the launch ahead has
 // ended. Behind that, loads that do not depend on each other are issued together: a load is 0.6 us,
 // everything else here is barriers of 30 ns. The activations leave before it is known whether the
-// layer rings: then they are under way while the plan is made, and the bell's release has little left
-// to wait for. The first warp rings while the others do what comes behind the bell.
+// layer rings: then they are under way while the plan is made, and the bell's release has little
+// left to wait for. The first warp rings while the others do what comes behind the bell.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   // The next launch may not start early: its blocks would fill the multiprocessors before the copies
   // of the pull lane, which come in a branch, find a place.
@@ -237,10 +236,11 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
   return {*c.parity[layer & 1].tag, c.window->window, c.window->wait_ns, c.window->wait_max_ns};
 }
 
-// One warp, lane w for worker w: until every worker has answered, or to the first failure. `heard` is
-// a look at the listener's word: with the answer there, no other is needed. Most looks are at the ack
-// alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end before the
-// last one that it began. Looks are acquires, which cost nothing; a fence would be 0.6 us.
+// One warp, lane w for worker w: until every worker has answered, or to the first failure. `heard`
+// is a look at the listener's word: with the answer there, no other is needed. Most looks are at
+// the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end
+// before the last one that it began. Looks are acquires, which cost nothing; a fence would be 0.6
+// us.
 LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f,
                               uint64_t heard) {
   const uint32_t worker = ThreadId();
@@ -248,8 +248,7 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
   uint64_t* const ack = reinterpret_cast<uint64_t*>(LineOf(c, mine ? worker : 0) + c.line_ack);
   WaitState state = {};
   LaneFault fault = {};
-  WaitVerdict verdict =
-      mine && heard != f.tag ? WaitVerdict::kWait : WaitVerdict::kAnswered;
+  WaitVerdict verdict = mine && heard != f.tag ? WaitVerdict::kWait : WaitVerdict::kAnswered;
   uint32_t failed = 0;
   for (uint32_t look = 0; BallotWarp(verdict == WaitVerdict::kWait) != 0; ++look) {
     const bool thorough = look % kLooksPerClock == 0;
@@ -321,8 +320,7 @@ LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const Wait
       *said = HearWorkers(c);
     }
   } else if (ThreadId() < kWarp) {
-    uint64_t* const word =
-        c.listener != nullptr && ThreadId() == 0 ? &c.listener->tag : c.answered;
+    uint64_t* const word = c.listener != nullptr && ThreadId() == 0 ? &c.listener->tag : c.answered;
     while (BallotWarp(LoadAcquireDevice(word) == facts.tag) == 0) Nap(kShortNapNs);
     SyncWarp();
   }
@@ -493,9 +491,10 @@ void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t laye
   const auto kernel = shape.loads >= 8   ? &StagedCopyKernel<8>
                       : shape.loads >= 4 ? &StagedCopyKernel<4>
                                          : &StagedCopyKernel<2>;
-  LaunchAhead(stream, Grid{shape.blocks}, shape.threads, 0, kernel, c.parity[layer & 1].lists.pieces,
-         static_cast<uint32_t>(part), static_cast<uint32_t>(bytes_max / sizeof(Word4)),
-         &c.report->marks[layer][static_cast<uint32_t>(LayerMark::kPulled)]);
+  LaunchAhead(stream, Grid{shape.blocks}, shape.threads, 0, kernel,
+              c.parity[layer & 1].lists.pieces, static_cast<uint32_t>(part),
+              static_cast<uint32_t>(bytes_max / sizeof(Word4)),
+              &c.report->marks[layer][static_cast<uint32_t>(LayerMark::kPulled)]);
 }
 
 bool SetLaunchOverlap(bool on) {
@@ -512,8 +511,8 @@ void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer) {
 
 void LaunchAnswer(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
                   const AnswerArgs& args) {
-  LaunchAhead(stream, Grid{(c.shape.hidden + kPlanThreads - 1) / kPlanThreads, n_rows}, kPlanThreads, 0,
-         AnswerKernel, c, args, layer);
+  LaunchAhead(stream, Grid{(c.shape.hidden + kPlanThreads - 1) / kPlanThreads, n_rows},
+              kPlanThreads, 0, AnswerKernel, c, args, layer);
 }
 
 void LaunchForceRouting(CUstream_st* stream, RoutedRow* routed, const uint16_t* ids, uint32_t used,

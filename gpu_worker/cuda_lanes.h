@@ -25,7 +25,8 @@ struct PullOptions {
   cuda::CopyShape copy = {32, 256, 4};
 };
 
-// Whether windows have a listener (cuda_listener.h): unless LODE_CUDA_LISTENER=0 is in the environment.
+// Whether windows have a listener (cuda_listener.h): unless LODE_CUDA_LISTENER=0 is in the
+// environment.
 bool ListensByDefault();
 
 class CudaLanes final : public ExpertLanes {

@@ -1,20 +1,20 @@
 // The listener: one warp beside a window's trunk that does nothing but look at the CPU workers'
-// acknowledgements over PCIe and leaves what it sees in device memory. A look over PCIe takes 1.2 us,
-// one at device memory half of that and beside other loads nothing; the answer to a job is often
-// there before anybody waits for it. Nobody relies on the listener: branches of a graph need not run
-// at the same time. A waiter (cuda_lane_kernels.cu) that hears nothing at once looks over PCIe itself.
-// The listener leaves when the window's last answer is over, when the window is void, when the trunk
-// has shown no sign of life for a millisecond (it would run alone, or ahead of the trunk), or at a
-// deadline of its own.
+// acknowledgements over PCIe and leaves what it sees in device memory. A look over PCIe takes 1.2
+// us, one at device memory half of that and beside other loads nothing; the answer to a job is
+// often there before anybody waits for it. Nobody relies on the listener: branches of a graph need
+// not run at the same time. A waiter (cuda_lane_kernels.cu) that hears nothing at once looks over
+// PCIe itself. The listener leaves when the window's last answer is over, when the window is void,
+// when the trunk has shown no sign of life for a millisecond (it would run alone, or ahead of the
+// trunk), or at a deadline of its own.
 //
 // Two looks at one line over PCIe wait for each other, at the cost of a round trip each (measured:
-// docs/measurements/h200-engine.md). So there is one warp with one look in flight, and it looks at a
-// copy of the acks that nobody else on the card reads, at the abort word only now and then.
+// docs/measurements/h200-engine.md). So there is one warp with one look in flight, and it looks at
+// a copy of the acks that nobody else on the card reads, at the abort word only now and then.
 //
 // Orders. A worker's release of its ack is acquired at system scope by a lane of the listener; that
 // lane and the warp's first lane meet in SyncWarp; the first lane releases the tag at device scope;
-// the waiter acquires it. Each step is a pair of morally strong operations, so they are one causality
-// chain, and what the worker wrote before its ack is visible to the waiter. Device code.
+// the waiter acquires it. Each step is a pair of morally strong operations, so they are one
+// causality chain, and what the worker wrote before its ack is visible to the waiter. Device code.
 #pragma once
 
 #include "gpu_worker/cuda_lane_kernels.h"
@@ -38,8 +38,8 @@ LODE_DEVICE void EndListener(const LaneConstants& c) {
   if (c.listener != nullptr) StoreRelaxedDevice(&c.listener->ended, 1);
 }
 
-// One warp, until it may leave: lane w looks at worker w, the next ones at the abort word and at what
-// the trunk says, all in one load.
+// One warp, until it may leave: lane w looks at worker w, the next ones at the abort word and at
+// what the trunk says, all in one load.
 LODE_DEVICE void Listen(const LaneConstants& c) {
   static_assert(kCpuWorkersMax + 3 <= 32);
   ListenerWords* const words = c.listener;

@@ -1,11 +1,11 @@
 // What the doorbell costs, with the product's own kernels: a graph of 48 layers of plan and wait in
-// which no layer rings (all experts resident) and nobody listens, against the same graph in which every
-// layer rings and another process answers at once without computing, with and without the listener
-// (gpu_worker/cuda_listener.h). Between plan and wait: nothing, or a dozen short launches as a layer
-// has them (some 15 us); nothing, or staged pulls that fill the link (half of the experts are pulled,
-// the others are resident or on the CPU). Then the stop test: this process stops itself right behind
-// the launch; the window must reach its end in shared memory all the same, since no host thread takes
-// part in it.
+// which no layer rings (all experts resident) and nobody listens, against the same graph in which
+// every layer rings and another process answers at once without computing, with and without the
+// listener (gpu_worker/cuda_listener.h). Between plan and wait: nothing, or a dozen short launches
+// as a layer has them (some 15 us); nothing, or staged pulls that fill the link (half of the
+// experts are pulled, the others are resident or on the CPU). Then the stop test: this process
+// stops itself right behind the launch; the window must reach its end in shared memory all the
+// same, since no host thread takes part in it.
 //
 //   doorbell [rows]      on a machine with a card; prints "doorbell: PASS" or what failed
 #include <signal.h>
@@ -34,7 +34,7 @@ constexpr uint32_t kRepeats = 41, kWarmups = 5;
 // Bytes of an expert: pulls of 15 us and of 140 us at 50 GB/s and one row; 0: no pulls.
 constexpr uint32_t kPullBytes[] = {0, 153'600, 1'382'400};
 constexpr cuda::CopyShape kCopy = {32, 256, 4};
-constexpr uint32_t kWork[] = {0, 12};  // launches between plan and wait
+constexpr uint32_t kWork[] = {0, 12};      // launches between plan and wait
 constexpr uint64_t kStopNs = 300'000'000;  // how long the process stays stopped
 
 // Between the two processes, beside the exchange.
@@ -316,9 +316,10 @@ Status Main(uint32_t n_rows) {
       double spread = 0;
       LODE_ASSIGN_OR_RETURN(const double quiet,
                             bench.Measure({false, false, pull_bytes, work}, &spread));
-      std::printf("%u rows, %u layers, %2u launches and pulls of %4.1f MB between: %.2f us "
-                  "(quartiles %.2f) without a bell",
-                  n_rows, kLayers, work, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet, spread);
+      std::printf(
+          "%u rows, %u layers, %2u launches and pulls of %4.1f MB between: %.2f us "
+          "(quartiles %.2f) without a bell",
+          n_rows, kLayers, work, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet, spread);
       for (const bool listener : {false, true}) {
         LODE_ASSIGN_OR_RETURN(const double ring,
                               bench.Measure({true, listener, pull_bytes, work}, &spread));

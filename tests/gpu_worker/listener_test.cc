@@ -1,12 +1,11 @@
 // The listener of the cuda lanes on the emulated device: what it says and what it does not, that it
 // always leaves. A second thread of the test plays trunk and CPU workers.
-#include "gpu_worker/cuda_listener.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <thread>
 
+#include "gpu_worker/cuda_listener.h"
 #include "shared/wire/exchange_layout.h"
 
 namespace lode::cuda {
