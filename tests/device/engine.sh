@@ -49,8 +49,10 @@ bench() {  # NAME PACK GIB[,GIB...] [key=value...]
 # Prompts in windows of 1 to 8 rows through graphs, lanes and CPU workers; deadlines times 100.
 sanitize() { LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool "$1" "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1; }
 racecheck_lanes() {
-  CUDA_MODULE_LOADING=LAZY LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool racecheck \
-    --kernel-regex kns='(Begin|Plan|Listen|StagedCopy|Answer|End)Kernel' "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1
+  local kernel only=()
+  for kernel in Begin Plan Listen StagedCopy Answer End; do only+=(--kernel-name "kns=${kernel}Kernel"); done
+  CUDA_MODULE_LOADING=LAZY LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool racecheck "${only[@]}" \
+    "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1
 }
 chat() {  # the command line through a private stack, cuda against cpu: same text, same logits
   local device
