@@ -63,9 +63,9 @@ void DeviceFault(const Status& status) {
   _exit(kExitDeviceFault);  // destructors would only meet the same device
 }
 
-bool ListensByDefault() {
+bool ListenerAskedFor() {
   const char* text = std::getenv("LODE_CUDA_LISTENER");
-  return text == nullptr || std::strcmp(text, "0") != 0;
+  return text != nullptr && std::strcmp(text, "0") != 0;
 }
 
 StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,

@@ -25,9 +25,9 @@ struct PullOptions {
   cuda::CopyShape copy = {32, 256, 4};
 };
 
-// Whether windows have a listener (cuda_listener.h): unless LODE_CUDA_LISTENER=0 is in the
-// environment.
-bool ListensByDefault();
+// Whether windows have a listener (cuda_listener.h): with LODE_CUDA_LISTENER=1 in the environment.
+// Off otherwise, because it slows the CPU lane down (docs/measurements/h200-engine.md).
+bool ListenerAskedFor();
 
 class CudaLanes final : public ExpertLanes {
  public:
@@ -97,7 +97,7 @@ class CudaLanes final : public ExpertLanes {
   uint16_t* forced_ = nullptr;       // device
   // Branches of the graph, null without staging: copies; the products of what has come.
   CUstream_st *copies_ = nullptr, *staged_ = nullptr;
-  const bool listens_ = ListensByDefault();
+  const bool listens_ = ListenerAskedFor();
   CUstream_st* listener_ = nullptr;  // its branch
   uint32_t n_rows_ = 0;  // of the window that is being recorded
   uint64_t table_version_ = ~uint64_t{0};
