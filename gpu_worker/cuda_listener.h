@@ -2,12 +2,13 @@
 // acknowledgements over PCIe and leaves what it sees in device memory. A look over PCIe takes 1.2
 // us, one at device memory half of that and beside other loads nothing; the answer to a job is
 // often there before anybody waits for it. Nobody relies on the listener: branches of a graph need
-// not run at the same time. Off unless asked for: it slows the CPU lane down. A waiter (cuda_lane_kernels.cu) that hears nothing at once looks over
-// PCIe itself. The listener leaves when the window's last answer is over, when the window is void,
-// when the trunk has shown no sign of life for a millisecond (it would run alone, or ahead of the
-// trunk), or at a deadline of its own.
+// not run at the same time. Off unless asked for: it slows the CPU lane down. A waiter
+// (cuda_lane_kernels.cu) that hears nothing at once looks over PCIe itself. The listener leaves
+// when the window's last answer is over, when the window is void, when the trunk has shown no sign
+// of life for a millisecond (it would run alone, or ahead of the trunk), or at a deadline of its
+// own.
 //
-// Two looks at one line over PCIe wait for each other, at the cost of a round trip each (measured:
+// Looks of several warps at one line delay each other and every launch (figures:
 // docs/measurements/h200-engine.md). So there is one warp with one look in flight, and it looks at
 // a copy of the acks that nobody else on the card reads, at the abort word only now and then.
 //
