@@ -1,10 +1,10 @@
 // See cuda_lane_kernels.h. Sizes at the flagship's shape: a plan of 8 rows has 80 entries and takes
 // one block about 3 us, 1 row 1 us; the activations of a row are 3.2 KB, posted writes over PCIe.
 // Nothing here is bound by bandwidth: what counts is the number of dependent steps.
-#include "gpu_worker/cuda_lane_kernels.h"
-
 #include <utility>
 
+#include "gpu_worker/cuda_lane_kernels.h"
+#include "gpu_worker/cuda_listener.h"
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/system.h"
 
@@ -55,7 +55,6 @@ struct BlockGroup {
   }
   LODE_DEVICE_MEMBER void Min(uint32_t* p, uint32_t x) const { AtomicMin(p, x); }
   LODE_DEVICE_MEMBER void Or(uint32_t* p, uint32_t bits) const { AtomicOr(p, bits); }
-  LODE_DEVICE_MEMBER void Add(uint32_t* p, uint32_t n) const { AtomicAdd(p, n); }
 };
 
 template <class T>
@@ -87,26 +86,28 @@ LODE_DEVICE void PlanNothing(const LaneConstants& c, const PlanArgs& a, const La
   }
 }
 
-// Rows block, block + blocks, ...: their quantised forms, 16 bytes per store.
-LODE_DEVICE void SendActivations(const LaneConstants& c, const PlanArgs& a, uint32_t parity) {
+// Rows block, block + blocks, ...: their quantised forms, 16 bytes per store. Loads do not wait for
+// the answer whether to send.
+LODE_DEVICE void SendActivations(const LaneConstants& c, const PlanArgs& a, uint32_t parity,
+                                 bool send) {
   for (uint32_t row = BlockX(); row < a.n_rows; row += GridX()) {
     uint8_t* slot = c.exchange + c.acts[parity] + row * c.act_row_bytes;
     for (uint32_t f = 0; f < a.n_forms; ++f) {
       const ActForm& form = a.forms[f];
       const Word4* from = reinterpret_cast<const Word4*>(form.from + row * form.stride);
       Word4* to = reinterpret_cast<Word4*>(slot + form.offset);
-      for (uint32_t i = ThreadId(); i < form.bytes / sizeof(Word4); i += ThreadCount())
-        to[i] = from[i];
+      for (uint32_t i = ThreadId(); i < form.bytes / sizeof(Word4); i += ThreadCount()) {
+        const Word4 v = from[i];
+        if (send) to[i] = v;
+      }
     }
   }
 }
 
-// Stores the bell behind everything that every block has written. The release is cumulative: it
-// covers what this block's threads stored before the barrier. Of several blocks each adds a fence
-// before it counts itself.
+// Stores the bell behind everything that every block has written. One thread, behind a barrier: the
+// release is cumulative and covers what the block's threads stored before. Of several blocks each
+// adds a fence before it counts itself.
 LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
-  SyncBlock();
-  if (ThreadId() != 0) return;
   if (GridX() > 1) {
     FenceSystem();
     if (AtomicAdd(c.arrived, 1) + 1 != GridX()) return;
@@ -116,52 +117,80 @@ LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
   c.report->marks[layer][static_cast<uint32_t>(LayerMark::kBell)] = ClockNs();
 }
 
-// Every block makes the plan for itself: cheaper than telling the others. Loads that do not depend
-// on each other are issued together at the start; a load is 0.6 us, everything else here is
-// barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
-// under way while the plan is made, and the bell's release has little left to wait for.
-LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
-  // The next launch may not start early: its blocks would fill the multiprocessors before the copies
-  // of the pull lane, which come in a branch, find a place.
-  WaitForPrevious();
-  LODE_SHARED LaneWork work;
-  LODE_SHARED uint32_t warp_counts[kWarps];
-  LODE_SHARED LayerPlace place;
-  LODE_SHARED LaneWindow window;
+// All warps of a block but the first, for work whose parts do not build on each other: no barriers.
+struct OtherWarps {
+  template <class F>
+  LODE_DEVICE_MEMBER void For(uint32_t n, F f) const {
+    for (uint32_t i = ThreadId() - kWarp; i < n; i += ThreadCount() - kWarp) f(i);
+  }
+  LODE_DEVICE_MEMBER void Add(uint32_t* p, uint32_t n) const { AtomicAdd(p, n); }
+};
+
+// What only this device needs.
+LODE_DEVICE void TellDevice(const LaneConstants& c, const PlanArgs& a, const LaneWork& work,
+                            const LayerPlace& place, uint64_t tag) {
+  const OtherWarps g;
   const uint32_t parity = a.layer & 1;
   const LaneParity& p = c.parity[parity];
-  const bool is_void = IsVoid(c);
-  const LaneSplit split = c.window->split;
-  const uint64_t window_tag = JobTag(c.window->generation, c.window->window, a.layer);
-  if (BlockX() == 0) {
-    CopyWords(&place, &c.places[a.layer], sizeof(place));
-    CopyWords(&window, c.window, sizeof(window));
-  }
-  if (!is_void && split.cpu_lane_down == 0) SendActivations(c, a, parity);
-  const BlockGroup g = {warp_counts};
-  PlanLane(g, a.routed, a.n_rows, c.shape, c.residency + uint64_t{a.layer} * c.shape.experts, split,
-           &work);
-  if (is_void) {
-    if (BlockX() == 0) PlanNothing(c, a, p);
-    return;
-  }
-  const bool ring = work.on_cpu > 0;
-  if (ring) {
-    if (BlockX() == 0) {
-      BuildJob(g, work, window, c.shape, a.layer, a.n_rows, place.act_forms,
-               reinterpret_cast<ExpertJob*>(c.exchange + c.jobs[parity]));
-    }
-    Ring(c, a.layer, window_tag);
-  }
-  if (BlockX() != 0) return;
-  // Behind the bell: what only this device needs.
   BuildExpertLists(g, work, c.shape, place, c.staging, p.lists);
   BuildResultTable(g, work, a.n_rows, c.shape, p.results,
                    reinterpret_cast<const float*>(c.exchange + c.results[parity]), p.table);
   AddCounts(g, work, a.n_rows, c.shape, c.report->by_layer[a.layer], c.report->row_lookups);
-  if (ThreadId() == 0) {
-    *p.tag = ring ? window_tag : 0;
-    c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kPlanned)] = ClockNs();
+  if (ThreadId() != kWarp) return;
+  *p.tag = tag;
+  TellListener(c);
+  c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kPlanned)] = ClockNs();
+}
+
+// Every block makes the plan for itself: cheaper than telling the others. What does not change
+// within a window (settings, places, residency) is in shared memory before the launch ahead has
+// ended. Behind that, loads that do not depend on each other are issued together: a load is 0.6 us,
+// everything else here is barriers of 30 ns. The activations leave before it is known whether the
+// layer rings: then they are under way while the plan is made, and the bell's release has little
+// left to wait for. The first warp rings while the others do what comes behind the bell.
+LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
+  // The next launch may not start early: its blocks would fill the multiprocessors before the copies
+  // of the pull lane, which come in a branch, find a place.
+  LODE_SHARED LaneWork work;
+  LODE_SHARED uint32_t warp_counts[kWarps];
+  LODE_SHARED LayerPlace place;
+  LODE_SHARED LaneWindow window;
+  LODE_SHARED uint16_t residency[kExpertsMax];
+  LODE_SHARED RoutedRow routed[kWindowRowsMax];  // ids alone
+  LODE_SHARED Word4 job_words[sizeof(ExpertJob) / sizeof(Word4)];
+  ExpertJob* const job = reinterpret_cast<ExpertJob*>(job_words);
+  const uint32_t parity = a.layer & 1, used = c.shape.experts_used;
+  CopyWords(&place, &c.places[a.layer], sizeof(place));
+  CopyWords(&window, c.window, sizeof(window));
+  const uint16_t* const resident = c.residency + uint64_t{a.layer} * c.shape.experts;
+  for (uint32_t i = ThreadId(); i < c.shape.experts; i += ThreadCount()) residency[i] = resident[i];
+  SyncBlock();
+  const BlockGroup g = {warp_counts};
+  BuildJobHead(g, window, a.layer, a.n_rows, place.act_forms, job);
+  WaitForPrevious();
+  const bool is_void = IsVoid(c);
+  for (uint32_t i = ThreadId(); i < a.n_rows * used; i += ThreadCount())
+    routed[i / used].ids[i % used] = a.routed[i / used].ids[i % used];
+  SendActivations(c, a, parity, !is_void && window.split.cpu_lane_down == 0);
+  if (is_void) {
+    if (BlockX() == 0) PlanNothing(c, a, c.parity[parity]);
+    return;
+  }
+  SyncBlock();
+  PlanLane(g, routed, a.n_rows, c.shape, residency, window.split, &work);
+  const bool ring = work.on_cpu > 0;
+  if (ring && BlockX() == 0) {
+    BuildJobExperts(g, work, job);
+    Word4* const to = reinterpret_cast<Word4*>(c.exchange + c.jobs[parity]);
+    for (uint32_t i = ThreadId(); i < JobBytes(work.on_cpu) / sizeof(Word4); i += ThreadCount())
+      to[i] = job_words[i];
+    SyncBlock();
+  }
+  const uint64_t tag = JobTag(window.generation, window.window, a.layer);
+  if (ThreadId() < kWarp) {
+    if (ring && ThreadId() == 0) Ring(c, a.layer, tag);
+  } else if (BlockX() == 0) {
+    TellDevice(c, a, work, place, ring ? tag : 0);
   }
 }
 
@@ -170,7 +199,6 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
 template <uint32_t kLoads>
 LODE_KERNEL(kCopyThreadsMax) StagedCopyKernel(const StagedPieces* list, uint32_t part,
                                               uint32_t words_max, uint64_t* mark) {
-  WaitForPrevious();
   const uint32_t chunk = ThreadCount() * kLoads, per_piece = (words_max + chunk - 1) / chunk;
   const uint32_t items = list->n * per_piece;
   for (uint32_t item = BlockX(); item < items; item += GridX()) {
@@ -191,6 +219,9 @@ LODE_KERNEL(kCopyThreadsMax) StagedCopyKernel(const StagedPieces* list, uint32_t
     }
   }
   if (ThreadId() == 0 && BlockX() < items) AtomicMax(mark, ClockNs());
+  LetNextStart();
+  // What is read was there before the launch ahead began; only what comes behind relies on both.
+  WaitForPrevious();
 }
 
 LODE_DEVICE uint8_t* LineOf(const LaneConstants& c, uint32_t worker) {
@@ -205,19 +236,21 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
   return {*c.parity[layer & 1].tag, c.window->window, c.window->wait_ns, c.window->wait_max_ns};
 }
 
-// One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
-// looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a
-// kernel cannot end before the last one that it began. Looks are acquires, which cost nothing; a
-// fence would be 0.6 us.
-LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f) {
+// One warp, lane w for worker w: until every worker has answered, or to the first failure. `heard`
+// is a look at the listener's word: with the answer there, no other is needed. Most looks are at
+// the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end
+// before the last one that it began. Looks are acquires, which cost nothing; a fence would be 0.6
+// us.
+LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f,
+                              uint64_t heard) {
   const uint32_t worker = ThreadId();
   const bool mine = worker < c.shape.nodes;
   uint64_t* const ack = reinterpret_cast<uint64_t*>(LineOf(c, mine ? worker : 0) + c.line_ack);
   WaitState state = {};
   LaneFault fault = {};
-  WaitVerdict verdict = mine ? WaitVerdict::kWait : WaitVerdict::kAnswered;
+  WaitVerdict verdict = mine && heard != f.tag ? WaitVerdict::kWait : WaitVerdict::kAnswered;
   uint32_t failed = 0;
-  for (uint32_t look = 0;; ++look) {
+  for (uint32_t look = 0; BallotWarp(verdict == WaitVerdict::kWait) != 0; ++look) {
     const bool thorough = look % kLooksPerClock == 0;
     if (mine && verdict == WaitVerdict::kWait) {
       WorkerLook seen = {};
@@ -236,7 +269,8 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
       }
     }
     failed = BallotWarp(verdict == WaitVerdict::kFailed);
-    if (failed != 0 || BallotWarp(verdict == WaitVerdict::kWait) == 0) break;
+    if (failed != 0) break;
+    if (thorough && worker == 0) TellListener(c);
     if (look > kLooksWithoutNap) Nap(kNapNs);
   }
   // The lowest worker that failed speaks.
@@ -267,23 +301,28 @@ LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
   LetNextStart();
   WaitForPrevious();
   const WaitFacts facts = LoadWaitFacts(c, layer);
+  const uint64_t heard = Hear(c);
   if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
-  if (facts.tag != 0) AwaitWorkers(c, layer, facts);
+  if (facts.tag != 0) AwaitWorkers(c, layer, facts, heard);
+  if (ThreadId() == 0 && layer + 1 == c.shape.layers) EndListener(c);
 }
 
-// Block (0, 0) looks over PCIe; the others wait for its word in device memory, so that looks do not
-// multiply. It is dispatched first and the grid is far smaller than what a card holds at once.
+// Block (0, 0) looks over PCIe; the others wait for its word or the listener's in device memory, so
+// that looks do not multiply. It is dispatched first and the grid is far smaller than what a card
+// holds at once.
 LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const WaitFacts& facts,
                               Said* said) {
   if (BlockX() == 0 && BlockY() == 0) {
     if (ThreadId() < kWarp) {
-      AwaitWorkers(c, layer, facts);
+      AwaitWorkers(c, layer, facts, Hear(c));
       SyncWarp();
       if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
       *said = HearWorkers(c);
     }
-  } else if (ThreadId() == 0) {
-    while (LoadAcquireDevice(c.answered) != facts.tag) Nap(kShortNapNs);
+  } else if (ThreadId() < kWarp) {
+    uint64_t* const word = c.listener != nullptr && ThreadId() == 0 ? &c.listener->tag : c.answered;
+    while (BallotWarp(LoadAcquireDevice(word) == facts.tag) == 0) Nap(kShortNapNs);
+    SyncWarp();
   }
   SyncBlock();
 }
@@ -334,8 +373,12 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   }
   const uint64_t at = uint64_t{row} * c.shape.hidden + i;
   if (inside) a.y[at] = Fma(a.shared_gate[row], a.shared[at], y);
-  if (tag != 0 && BlockX() == 0 && BlockY() == 0 && ThreadId() < kWarp) JudgeAnswers(c, layer, said);
+  if (BlockX() != 0 || BlockY() != 0 || ThreadId() >= kWarp) return;
+  if (tag != 0) JudgeAnswers(c, layer, said);
+  if (ThreadId() == 0 && layer + 1 == c.shape.layers) EndListener(c);
 }
+
+LODE_KERNEL(kWarp) ListenKernel(LaneConstants c) { Listen(c); }
 
 LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   LetNextStart();
@@ -346,6 +389,9 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   if (ThreadId() < 2) *c.parity[ThreadId()].tag = 0;
   if (ThreadId() == 0) *c.arrived = 0;
   if (ThreadId() == 0) *c.answered = 0;
+  if (c.listener == nullptr || ThreadId() >= kWarp) return;
+  if (ThreadId() == 0) c.listener->tag = c.listener->ended = 0;
+  if (ThreadId() == 0) c.listener->trunk_ns = ClockNs();
 }
 
 LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* ids, uint32_t used,
@@ -427,7 +473,17 @@ void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uin
   PlanArgs args = {layer, n_rows, n_forms, routed, {}};
   for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
   const uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows;
-  Launch(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
+  LaunchAhead(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
+}
+
+void LaunchListener(CUstream_st* stream, const LaneConstants& c) {
+#if !defined(LODE_CUDA_EMULATED)
+  // The multiprocessor that it sits on stays open to kernels with much shared memory.
+  (void)cudaFuncSetAttribute(reinterpret_cast<const void*>(&ListenKernel),
+                             cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
+#endif
+  Launch(stream, Grid{1}, kWarp, 0, ListenKernel, c);
 }
 
 void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,
@@ -435,9 +491,10 @@ void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t laye
   const auto kernel = shape.loads >= 8   ? &StagedCopyKernel<8>
                       : shape.loads >= 4 ? &StagedCopyKernel<4>
                                          : &StagedCopyKernel<2>;
-  Launch(stream, Grid{shape.blocks}, shape.threads, 0, kernel, c.parity[layer & 1].lists.pieces,
-         static_cast<uint32_t>(part), static_cast<uint32_t>(bytes_max / sizeof(Word4)),
-         &c.report->marks[layer][static_cast<uint32_t>(LayerMark::kPulled)]);
+  LaunchAhead(stream, Grid{shape.blocks}, shape.threads, 0, kernel,
+              c.parity[layer & 1].lists.pieces, static_cast<uint32_t>(part),
+              static_cast<uint32_t>(bytes_max / sizeof(Word4)),
+              &c.report->marks[layer][static_cast<uint32_t>(LayerMark::kPulled)]);
 }
 
 bool SetLaunchOverlap(bool on) {
@@ -449,18 +506,18 @@ bool SetLaunchOverlap(bool on) {
 }
 
 void LaunchWait(CUstream_st* stream, const LaneConstants& c, uint32_t layer) {
-  Launch(stream, Grid{1}, kWarp, 0, WaitKernel, c, layer);
+  LaunchAhead(stream, Grid{1}, kWarp, 0, WaitKernel, c, layer);
 }
 
 void LaunchAnswer(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
                   const AnswerArgs& args) {
-  Launch(stream, Grid{(c.shape.hidden + kPlanThreads - 1) / kPlanThreads, n_rows}, kPlanThreads, 0,
-         AnswerKernel, c, args, layer);
+  LaunchAhead(stream, Grid{(c.shape.hidden + kPlanThreads - 1) / kPlanThreads, n_rows},
+              kPlanThreads, 0, AnswerKernel, c, args, layer);
 }
 
 void LaunchForceRouting(CUstream_st* stream, RoutedRow* routed, const uint16_t* ids, uint32_t used,
                         uint32_t n_rows) {
-  Launch(stream, Grid{1}, kPlanThreads, 0, ForceRoutingKernel, routed, ids, used, n_rows);
+  LaunchAhead(stream, Grid{1}, kPlanThreads, 0, ForceRoutingKernel, routed, ids, used, n_rows);
 }
 
 void LaunchProbe(CUstream_st* stream, const uint8_t* const* pieces, uint32_t n, uint64_t bytes,

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -63,12 +64,18 @@ void DeviceFault(const Status& status) {
   _exit(kExitDeviceFault);  // destructors would only meet the same device
 }
 
+bool ListenerAskedFor() {
+  const char* text = std::getenv("LODE_CUDA_LISTENER");
+  return text != nullptr && std::strcmp(text, "0") != 0;
+}
+
 StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,
                                                        uint32_t experts_used, uint8_t* exchange,
                                                        const PullOptions& pull) {
   std::unique_ptr<CudaLanes> lanes(new CudaLanes(device, arenas, experts_used, pull));
   LODE_RETURN_IF_ERROR(lanes->Allocate());
   LODE_RETURN_IF_ERROR(lanes->AllocateStaging());
+  LODE_RETURN_IF_ERROR(lanes->AllocateListener());
   lanes->FillConstants(exchange);
   lanes->FillPlaces();
   return lanes;
@@ -79,9 +86,7 @@ CudaLanes::~CudaLanes() {
                        static_cast<void*>(host_residency_), static_cast<void*>(host_forced_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }
-  if (c_.staging.experts == 0) return;
-  cuda::CloseStream(copies_);
-  cuda::CloseStream(staged_);
+  for (CUstream_st* stream : {copies_, staged_, listener_}) cuda::CloseStream(stream);
 }
 
 Status CudaLanes::Allocate() {
@@ -136,6 +141,15 @@ Status CudaLanes::AllocateStaging() {
   return OkStatus();
 }
 
+Status CudaLanes::AllocateListener() {
+  if (!listens_) return OkStatus();
+  LODE_ASSIGN_OR_RETURN(void* words,
+                        device_.Allocate("lanes listener", sizeof(cuda::ListenerWords)));
+  c_.listener = static_cast<cuda::ListenerWords*>(words);
+  LODE_ASSIGN_OR_RETURN(listener_, cuda::OpenUrgentStream());
+  return OkStatus();
+}
+
 void CudaLanes::FillConstants(uint8_t* exchange) {
   c_.shape = {layout_.shape.experts_used, arenas_.hidden(),  arenas_.width(),
               arenas_.nodes(),            arenas_.experts(), arenas_.layers()};
@@ -143,6 +157,7 @@ void CudaLanes::FillConstants(uint8_t* exchange) {
   c_.exchange = exchange;
   c_.bell = offsetof(ExchangeHeader, bell) + offsetof(WaitWord, value);
   c_.abort_window = offsetof(ExchangeHeader, abort_window);
+  c_.acks = offsetof(ExchangeHeader, acks);
   c_.workers = offsetof(ExchangeHeader, workers);
   c_.worker_stride = sizeof(WorkerLine);
   c_.line_ack = offsetof(WorkerLine, ack) + offsetof(WaitWord, value);
@@ -261,10 +276,17 @@ void CudaLanes::DrawRouting(BenchRouting* routing, uint32_t n_rows) {
                   device_.stream());
 }
 
-void CudaLanes::EnqueueBegin() {
+void CudaLanes::EnqueueBegin(uint32_t n_rows) {
   cuda::CopyAsync(const_cast<cuda::LaneWindow*>(c_.window), host_window_,
                      sizeof(cuda::LaneWindow), device_.stream());
   cuda::LaunchBegin(device_.stream(), c_);
+  if (c_.listener == nullptr || n_rows == 0) return;
+  cuda::Follow(device_.stream(), listener_);
+  cuda::LaunchListener(listener_, c_);
+}
+
+void CudaLanes::EnqueueEnd(uint32_t n_rows) {
+  if (c_.listener != nullptr && n_rows > 0) cuda::Follow(listener_, device_.stream());
 }
 
 WindowOutcome CudaLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
@@ -307,8 +329,8 @@ cuda::ExpertFormats CudaLanes::FormatsOf(uint32_t layer) const {
 }
 
 uint32_t CudaLanes::branch_nodes() const {
-  if (c_.staging.experts == 0) return 0;
-  uint32_t nodes = 0;
+  uint32_t nodes = c_.listener != nullptr ? 1 : 0;
+  if (c_.staging.experts == 0) return nodes;
   for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
     const cuda::ExpertFormats f = FormatsOf(layer);
     nodes += f.gate == f.up ? 5 : 6;  // two copies; gate and up together or apart, hidden, down
@@ -324,7 +346,6 @@ uint32_t CudaLanes::branch_nodes() const {
 // so the link is busy from the plan to the last byte, and what comes behind it is one product.
 // Combine brings the branches back.
 void CudaLanes::RecordStaged(uint32_t layer, const float* x) {
-  const StrictOrder strict;
   uint64_t bytes[2] = {0, 0};
   for (uint32_t n = 0; n < arenas_.nodes(); ++n) {
     const NodeStride s = StrideOf(arenas_, n, layer);
@@ -333,9 +354,14 @@ void CudaLanes::RecordStaged(uint32_t layer, const float* x) {
   }
   const cuda::LaneParity& p = c_.parity[layer & 1];
   cuda::Follow(device_.stream(), copies_);
-  cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, bytes[0], pull_.copy);
+  {
+    const StrictOrder strict;
+    cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, bytes[0], pull_.copy);
+  }
   cuda::Follow(copies_, staged_);
+  // Starts as the blocks of the first one end, so that the link has no gap.
   cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kDown, bytes[1], pull_.copy);
+  const StrictOrder strict;
   device_.LaunchExperts(FormatsOf(layer), p.lists.staged, x, p.results, staged_,
                         [this] { cuda::Follow(copies_, staged_); });
 }

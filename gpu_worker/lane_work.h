@@ -5,6 +5,7 @@
 // plan). No clock, no memory of its own. Steps 5 and 6 of the life of a token.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "gpu_worker/expert_plan.h"
@@ -275,34 +276,47 @@ LODE_FN void BuildResultTable(const Group& g, const LaneWork& w, uint32_t n_rows
   });
 }
 
-// ---- the CPU workers' job. `job` is host memory: every field is written exactly once, in 4-byte
-// pieces where it can be. The tag makes it valid only together with the bell.
+// ---- the CPU workers' job, made in memory of the block; the tag makes it valid only together with
+// the bell. First what is known before the plan, then the rest; a barrier between the two and a
+// read is the caller's.
 LODE_ANY_GROUP
 template <class Group>
-LODE_FN void BuildJob(const Group& g, const LaneWork& w, const LaneWindow& window,
-                      const LaneShape& shape, uint32_t layer, uint32_t n_rows, uint32_t act_forms,
-                      ExpertJob* job) {
-  (void)shape;
-  g.For(w.n_experts, [&](uint32_t p) {
-    const PlannedExpert& e = w.experts[p];
-    if (e.lane == static_cast<uint32_t>(Lane::kCpu)) {
-      JobExpert out;
-      out.expert = e.expert;
-      out.reserved = 0;
-      out.rows = e.rows;
-      for (uint32_t r = 0; r < kWindowRowsMax; ++r) out.order[r] = e.order[r];
-      job->experts[w.missed[p]] = out;
+LODE_FN void BuildJobHead(const Group& g, const LaneWindow& window, uint32_t layer, uint32_t n_rows,
+                          uint32_t act_forms, ExpertJob* job) {
+  g.For(kCpuWorkersMax + 1, [&](uint32_t i) {
+    if (i < kCpuWorkersMax) {
+      job->isa[i] = window.cpu_isa[i];
+      return;
     }
-    if (p != 0) return;
     job->tag = JobTag(window.generation, window.window, layer);
     job->layer = layer;
     job->n_rows = n_rows;
-    job->n_experts = w.on_cpu;
     job->act_forms = act_forms;
     job->float_reference = 0;
-    for (uint32_t i = 0; i < kCpuWorkersMax; ++i) job->isa[i] = window.cpu_isa[i];
     job->threads = window.cpu_threads;
   });
+}
+LODE_ANY_GROUP
+template <class Group>
+LODE_FN void BuildJobExperts(const Group& g, const LaneWork& w, ExpertJob* job) {
+  g.For(w.n_experts + 1, [&](uint32_t p) {
+    if (p == w.n_experts) {
+      job->n_experts = w.on_cpu;
+      return;
+    }
+    const PlannedExpert& e = w.experts[p];
+    if (e.lane != static_cast<uint32_t>(Lane::kCpu)) return;
+    JobExpert& out = job->experts[w.missed[p]];
+    out.expert = e.expert;
+    out.reserved = 0;
+    out.rows = e.rows;
+    for (uint32_t r = 0; r < kWindowRowsMax; ++r) out.order[r] = e.order[r];
+  });
+}
+// Of a job that names n experts; a multiple of 16.
+LODE_FN uint32_t JobBytes(uint32_t n) {
+  static_assert(offsetof(ExpertJob, experts) % 16 == 0 && sizeof(JobExpert) % 16 == 0);
+  return static_cast<uint32_t>(offsetof(ExpertJob, experts) + n * sizeof(JobExpert));
 }
 
 // ---- counts of the layer, for the window's result

@@ -49,6 +49,7 @@ inline constexpr uint64_t kExchangeLayoutHash = LayoutHash({
     offsetof(ExchangeHeader, abort_window),
     offsetof(ExchangeHeader, gpu_heartbeat),
     offsetof(ExchangeHeader, workers),
+    offsetof(ExchangeHeader, acks),
     offsetof(ExchangeHeader, hidden_ready),
     offsetof(ExchangeHeader, jobs),
     kWindowRowsMax,

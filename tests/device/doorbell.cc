@@ -1,10 +1,11 @@
-// What the doorbell costs, with the product's own kernels and nothing else: a graph of 48 layers of
-// plan and wait, in which no layer rings (all experts resident), against the same graph in which
-// every layer rings and another process answers at once without computing. The same with staged
-// pulls between plan and wait, which fill the link: half of the experts are pulled, the others are
-// resident or on the CPU. Then the stop test: this
-// process stops itself right behind the launch; the window must reach its end in shared memory all
-// the same, since no host thread takes part in it.
+// What the doorbell costs, with the product's own kernels: a graph of 48 layers of plan and wait in
+// which no layer rings (all experts resident) and nobody listens, against the same graph in which
+// every layer rings and another process answers at once without computing, with and without the
+// listener (gpu_worker/cuda_listener.h). Between plan and wait: nothing, or a dozen short launches
+// as a layer has them (some 15 us); nothing, or staged pulls that fill the link (half of the
+// experts are pulled, the others are resident or on the CPU). Then the stop test: this process
+// stops itself right behind the launch; the window must reach its end in shared memory all the
+// same, since no host thread takes part in it.
 //
 //   doorbell [rows]      on a machine with a card; prints "doorbell: PASS" or what failed
 #include <signal.h>
@@ -33,6 +34,7 @@ constexpr uint32_t kRepeats = 41, kWarmups = 5;
 // Bytes of an expert: pulls of 15 us and of 140 us at 50 GB/s and one row; 0: no pulls.
 constexpr uint32_t kPullBytes[] = {0, 153'600, 1'382'400};
 constexpr cuda::CopyShape kCopy = {32, 256, 4};
+constexpr uint32_t kWork[] = {0, 12};      // launches between plan and wait
 constexpr uint64_t kStopNs = 300'000'000;  // how long the process stays stopped
 
 // Between the two processes, beside the exchange.
@@ -42,6 +44,12 @@ struct Shared {
   uint64_t not_finite;
   uint64_t expect;  // value of `done` that ends the stop test; 0: no test runs
   cuda::LaneReport report;
+};
+
+// One kind of window.
+struct Kind {
+  bool ring, listener;
+  uint32_t pull_bytes, work;
 };
 
 class Doorbell {
@@ -64,6 +72,7 @@ class Doorbell {
     LODE_RETURN_IF_ERROR(cuda::RegisterHost(beside_->data(), beside_->size(), false, "results"));
     LODE_ASSIGN_OR_RETURN(stream_, cuda::OpenStream());
     LODE_ASSIGN_OR_RETURN(copies_, cuda::OpenUrgentStream());
+    LODE_ASSIGN_OR_RETURN(listener_, cuda::OpenUrgentStream());
     const size_t pulled = size_t{kWindowRowsMax} * kUsed * kPullBytes[2];
     LODE_ASSIGN_OR_RETURN(arena_, Segment::Create("arena", pulled));
     std::memset(arena_->data(), 1, pulled);
@@ -78,19 +87,19 @@ class Doorbell {
     waitpid(child_, nullptr, 0);
   }
 
-  // Median and spread of one graph in us.
-  StatusOr<double> Measure(bool ring, uint32_t pull_bytes, double* spread) {
-    SetExperts(ring, pull_bytes);
-    LODE_ASSIGN_OR_RETURN(auto graph, Capture(pull_bytes));
+  // Median and spread of one graph in us per layer.
+  StatusOr<double> Measure(const Kind& kind, double* spread) {
+    SetExperts(kind.ring, kind.pull_bytes);
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture(kind));
     std::vector<double> us;
-    const uint32_t repeats = kRepeats / (n_rows_ > 4 && pull_bytes > 0 ? 4 : 1);
+    const uint32_t repeats = kRepeats / (kind.pull_bytes > 0 ? 4 : 1);
     for (uint32_t i = 0; i < kWarmups + repeats; ++i) {
       cuda::StartTimer(timer_, stream_);
       LODE_RETURN_IF_ERROR(Launch(*graph));
       const double ms = cuda::StopTimer(timer_, stream_);
       if (shared()->report.fault.status != 0)
         return Internal("the window failed: detail {}", shared()->report.fault.error.detail);
-      if (i >= kWarmups) us.push_back(1e3 * ms);
+      if (i >= kWarmups) us.push_back(1e3 * ms / kLayers);
     }
     std::sort(us.begin(), us.end());
     *spread = us[us.size() * 3 / 4] - us[us.size() / 4];
@@ -98,9 +107,9 @@ class Doorbell {
   }
 
   // Stops this process right behind the launch; the other one sees the end and wakes us.
-  Status StopTest() {
+  Status StopTest(bool listener) {
     SetExperts(true, 0);
-    LODE_ASSIGN_OR_RETURN(auto graph, Capture(0));
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture({true, listener, 0, 0}));
     shared()->expect = window_->sequence + 1;
     LODE_RETURN_IF_ERROR(Launch(*graph));
     kill(getpid(), SIGSTOP);
@@ -126,6 +135,7 @@ class Doorbell {
         answered = tag;
         x->workers[0].progress.fetch_add(1, std::memory_order_relaxed);
         x->workers[0].ack.value.store(tag, std::memory_order_release);
+        x->acks[0].store(tag, std::memory_order_release);
       }
       const uint64_t expect = std::atomic_ref<uint64_t>(s->expect).load();
       if (expect == 0) continue;
@@ -163,6 +173,8 @@ class Doorbell {
     c_.residency = residency_;
     LODE_ASSIGN_OR_RETURN(c_.arrived, Device<uint32_t>(1));
     LODE_ASSIGN_OR_RETURN(c_.answered, Device<uint64_t>(1));
+    LODE_ASSIGN_OR_RETURN(words_, Device<cuda::ListenerWords>(1));
+    LODE_ASSIGN_OR_RETURN(stamps_, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(end_arrived_, Device<uint32_t>(1));
     for (cuda::LaneParity& p : c_.parity) {
       LODE_ASSIGN_OR_RETURN(p.lists.list, Device<cuda::ExpertList>(1));
@@ -175,6 +187,7 @@ class Doorbell {
     c_.exchange = exchange_->data();
     c_.bell = offsetof(ExchangeHeader, bell);
     c_.abort_window = offsetof(ExchangeHeader, abort_window);
+    c_.acks = offsetof(ExchangeHeader, acks);
     c_.workers = offsetof(ExchangeHeader, workers);
     c_.worker_stride = sizeof(WorkerLine);
     c_.line_ack = offsetof(WorkerLine, ack);
@@ -224,24 +237,40 @@ class Doorbell {
     cuda::Synchronize(stream_);
   }
 
-  StatusOr<std::unique_ptr<cuda::Graph>> Capture(uint32_t pull_bytes) {
+  // As CudaLanes records a layer: strict order where a branch splits off or comes back.
+  void EnqueueLayer(const Kind& kind, uint32_t layer) {
+    const cuda::ActForm form = {acts_, act_bytes_, act_bytes_,
+                                static_cast<uint32_t>(layout_.form_offset(2))};
+    cuda::LaunchPlan(stream_, c_, layer, n_rows_, routed_, &form, 1);
+    const bool pulls = kind.pull_bytes > 0;
+    const bool overlap = cuda::launches_overlap;
+    if (pulls) {
+      const auto copy = [&](cuda::StagedPart part, uint32_t bytes) {
+        cuda::LaunchStagedCopy(copies_, c_, layer, part, bytes, kCopy);
+      };
+      cuda::Follow(stream_, copies_);
+      cuda::SetLaunchOverlap(false);
+      copy(cuda::StagedPart::kGateUp, kind.pull_bytes / 3 * 2);
+      cuda::SetLaunchOverlap(overlap);
+      copy(cuda::StagedPart::kDown, kind.pull_bytes / 3);
+    }
+    for (uint32_t i = 0; i < kind.work; ++i) cuda::LaunchStamp(stream_, stamps_, 0);
+    if (pulls) cuda::Follow(copies_, stream_);
+    cuda::SetLaunchOverlap(overlap && !pulls);
+    cuda::LaunchWait(stream_, c_, layer);
+    cuda::SetLaunchOverlap(overlap);
+  }
+
+  StatusOr<std::unique_ptr<cuda::Graph>> Capture(const Kind& kind) {
+    c_.listener = kind.listener ? words_ : nullptr;
     return cuda::Graph::Capture(stream_, [=, this] {
       cuda::CopyAsync(device_window_, window_, sizeof(cuda::LaneWindow), stream_);
       cuda::LaunchBegin(stream_, c_);
-      const cuda::ActForm form = {acts_, act_bytes_, act_bytes_,
-                                  static_cast<uint32_t>(layout_.form_offset(2))};
-      for (uint32_t layer = 0; layer < kLayers; ++layer) {
-        cuda::LaunchPlan(stream_, c_, layer, n_rows_, routed_, &form, 1);
-        if (pull_bytes > 0) {
-          cuda::Follow(stream_, copies_);
-          cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kGateUp, pull_bytes / 3 * 2,
-                                 kCopy);
-          cuda::LaunchStagedCopy(copies_, c_, layer, cuda::StagedPart::kDown, pull_bytes / 3,
-                                 kCopy);
-          cuda::Follow(copies_, stream_);
-        }
-        cuda::LaunchWait(stream_, c_, layer);
+      if (kind.listener) {
+        cuda::Follow(stream_, listener_);
+        cuda::LaunchListener(listener_, c_);
       }
+      for (uint32_t layer = 0; layer < kLayers; ++layer) EnqueueLayer(kind, layer);
       cuda::EndCopies end = {};
       end.block = c_.block;
       end.report = c_.report;
@@ -251,6 +280,7 @@ class Doorbell {
       end.host_not_finite = &shared()->not_finite;
       end.done = &shared()->done;
       cuda::LaunchEnd(stream_, end, 0);
+      if (kind.listener) cuda::Follow(listener_, stream_);
     });
   }
 
@@ -265,7 +295,7 @@ class Doorbell {
   std::unique_ptr<Segment> exchange_, beside_, arena_;
   pid_t child_ = -1;
   cuda::CardFacts card_;
-  CUstream_st *stream_ = nullptr, *copies_ = nullptr;
+  CUstream_st *stream_ = nullptr, *copies_ = nullptr, *listener_ = nullptr;
   cuda::Timer* timer_ = nullptr;
   cuda::LaneConstants c_ = {};
   cuda::LaneWindow *window_ = nullptr, *device_window_ = nullptr;
@@ -274,22 +304,32 @@ class Doorbell {
   uint8_t* acts_ = nullptr;
   uint32_t act_bytes_ = 0;
   uint32_t* end_arrived_ = nullptr;
+  uint64_t* stamps_ = nullptr;
+  cuda::ListenerWords* words_ = nullptr;
 };
 
 Status Main(uint32_t n_rows) {
   Doorbell bench;
   LODE_RETURN_IF_ERROR(bench.Start(n_rows));
-  for (const uint32_t pull_bytes : kPullBytes) {
-    double quiet_spread = 0, ring_spread = 0;
-    LODE_ASSIGN_OR_RETURN(const double quiet, bench.Measure(false, pull_bytes, &quiet_spread));
-    LODE_ASSIGN_OR_RETURN(const double ring, bench.Measure(true, pull_bytes, &ring_spread));
-    std::printf(
-        "chain of %u layers (plan, pulls of %.1f MB, wait): %.2f us per layer without a bell, "
-        "%.2f with bell and answer: doorbell %.2f us per layer (quartiles %.2f, %.2f)\n",
-        kLayers, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet / kLayers, ring / kLayers,
-        (ring - quiet) / kLayers, quiet_spread / kLayers, ring_spread / kLayers);
+  for (const uint32_t work : kWork) {
+    for (const uint32_t pull_bytes : kPullBytes) {
+      double spread = 0;
+      LODE_ASSIGN_OR_RETURN(const double quiet,
+                            bench.Measure({false, false, pull_bytes, work}, &spread));
+      std::printf(
+          "%u rows, %u layers, %2u launches and pulls of %4.1f MB between: %.2f us "
+          "(quartiles %.2f) without a bell",
+          n_rows, kLayers, work, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet, spread);
+      for (const bool listener : {false, true}) {
+        LODE_ASSIGN_OR_RETURN(const double ring,
+                              bench.Measure({true, listener, pull_bytes, work}, &spread));
+        std::printf("; %s listener %.2f (%.2f), doorbell %.2f", listener ? "with" : "without", ring,
+                    spread, ring - quiet);
+      }
+      std::printf("\n");
+    }
   }
-  LODE_RETURN_IF_ERROR(bench.StopTest());
+  for (const bool listener : {false, true}) LODE_RETURN_IF_ERROR(bench.StopTest(listener));
   std::printf("stopped host: the window reached its end in shared memory\n");
   return OkStatus();
 }

@@ -49,6 +49,12 @@ bench() {  # NAME PACK GIB[,GIB...] [key=value...]
 }
 # Prompts in windows of 1 to 8 rows through graphs, lanes and CPU workers; deadlines times 100.
 sanitize() { LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool "$1" "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1; }
+racecheck_lanes() {
+  local kernel only=()
+  for kernel in Begin Plan Listen StagedCopy Answer End; do only+=(--kernel-name "kns=${kernel}Kernel"); done
+  CUDA_MODULE_LOADING=LAZY LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool racecheck "${only[@]}" \
+    "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1
+}
 chat() {  # the command line through a private stack, cuda against cpu: same text, same logits
   local device
   for device in cpu cuda; do
@@ -93,14 +99,14 @@ run() {
     vram_iq3) bench iq3_s iq3_s 24,12,8 ;;
     vram_q4) bench ud_q4_k_xl ud_q4_k_xl 24,12,8 ;;
     memcheck | initcheck) sanitize "$1" ;;
-    # A product of three families of types in every shape, and windows that end badly; lazily loaded kernels, or the tool takes
-    # a minute before it begins.
+    # A product of three families of types in every shape, and windows that end badly; then the lanes' own kernels inside a whole
+    # worker. Lazily loaded kernels, or the tool takes a minute before it begins.
     racecheck) CUDA_MODULE_LOADING=LAZY compute-sanitizer --error-exitcode 1 --tool racecheck "$bin/cuda_kernels_test" --gtest_brief=1 \
-      --gtest_filter="${LODE_RACECHECK_FILTER:-CudaQuantize*:*Cpu/Q4_K:*Cpu/IQ3_S:*Cpu/Q2_0:*NotFinite*}" ;;
+      --gtest_filter="${LODE_RACECHECK_FILTER:-CudaQuantize*:*Cpu/Q4_K:*Cpu/IQ3_S:*Cpu/Q2_0:*NotFinite*}" && racecheck_lanes ;;
     *) echo "no section $1"; return 2 ;;
   esac
 }
-export -f run bench budget sanitize chat
+export -f run bench budget sanitize racecheck_lanes chat
 export bin bundle flagship gib layers out
 export -f sanitize_drafts
 

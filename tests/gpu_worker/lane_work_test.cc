@@ -96,7 +96,8 @@ struct Built {
     BuildExpertLists(g, work, c.shape, place, {area.data(), kPieceBytes, c.staged_max, 0},
                      {list.get(), staged.get(), pieces.get()});
     BuildResultTable(g, work, RowCount(c), c.shape, device.data(), worker.data(), table.data());
-    BuildJob(g, work, window, c.shape, 2, RowCount(c), kActQ64, &job);
+    BuildJobHead(g, window, 2, RowCount(c), kActQ64, &job);
+    BuildJobExperts(g, work, &job);
     AddCounts(g, work, RowCount(c), c.shape, by_lane, row_lookups);
   }
   static constexpr uint64_t kPieceBytes = 1024;
@@ -189,7 +190,7 @@ TEST(LaneWork, ListTableAndJobNameThePlannedExperts) {
       CheckTable(c, b, e);
     }
     EXPECT_EQ(b.job.n_experts, cpu);
-    EXPECT_EQ(b.job.tag, JobTag(3, 77, 2) * (b.work.n_experts > 0 ? 1 : 0));
+    EXPECT_EQ(b.job.tag, JobTag(3, 77, 2));
     for (uint32_t l = 0; l < kLanes; ++l) EXPECT_EQ(b.by_lane[l], b.work.n_by_lane[l]);
     for (uint32_t r = 0; r < RowCount(c); ++r) {
       EXPECT_EQ(b.row_lookups[r][0] + b.row_lookups[r][1] + b.row_lookups[r][2],
