@@ -132,7 +132,6 @@ void WorkerLoop::Acknowledge(uint64_t tag, JobStatus status, uint32_t error_row)
   line_.progress.fetch_add(1, std::memory_order_relaxed);
   Publish(line_.ack, tag);  // release: pairs with the GPU worker's acquire; results, status and
                             // error_row are complete
-  header_->acks[options_.me].store(tag, std::memory_order_release);  // the same for a listener
 }
 
 std::map<std::string, double> WorkerLoop::Statistics() const {

@@ -133,7 +133,7 @@ Status CudaEngine::CaptureAll() {
 void CudaEngine::EnqueueWindow(uint32_t n_rows, bool timed) {
   CUstream_st* const stream = device_.stream();
   device_.BeginWindow(current_);
-  lanes_->EnqueueBegin(n_rows);
+  lanes_->EnqueueBegin();
   std::optional<StampSink> sink;
   if (timed) sink.emplace(stream, stamps_, &stages_[n_rows]);
   forward_.Record(n_rows, *lanes_, timed ? &*sink : nullptr);
@@ -170,7 +170,6 @@ void CudaEngine::EnqueueWindow(uint32_t n_rows, bool timed) {
   end.host_not_finite = words_ + kWordNotFinite;
   end.done = words_ + kWordDone;
   cuda::LaunchEnd(stream, end, n_rows);
-  lanes_->EnqueueEnd(n_rows);
 }
 
 void CudaEngine::ApplyTunables(const Tunables&, const KernelTable*) {}

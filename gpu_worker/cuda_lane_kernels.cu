@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "gpu_worker/cuda_lane_kernels.h"
-#include "gpu_worker/cuda_listener.h"
 #include "kernels/cuda/platform.h"
 #include "kernels/cuda/system.h"
 
@@ -138,7 +137,6 @@ LODE_DEVICE void TellDevice(const LaneConstants& c, const PlanArgs& a, const Lan
   AddCounts(g, work, a.n_rows, c.shape, c.report->by_layer[a.layer], c.report->row_lookups);
   if (ThreadId() != kWarp) return;
   *p.tag = tag;
-  TellListener(c);
   c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kPlanned)] = ClockNs();
 }
 
@@ -236,19 +234,17 @@ LODE_DEVICE WaitFacts LoadWaitFacts(const LaneConstants& c, uint32_t layer) {
   return {*c.parity[layer & 1].tag, c.window->window, c.window->wait_ns, c.window->wait_max_ns};
 }
 
-// One warp, lane w for worker w: until every worker has answered, or to the first failure. `heard`
-// is a look at the listener's word: with the answer there, no other is needed. Most looks are at
-// the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end
+// One warp, lane w for worker w: until every worker has answered, or to the first failure. Most
+// looks are at the ack alone, one at a time: a look is a round trip over PCIe of 1.2 us, and a kernel cannot end
 // before the last one that it began. Looks are acquires, which cost nothing; a fence would be 0.6
 // us.
-LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f,
-                              uint64_t heard) {
+LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const WaitFacts& f) {
   const uint32_t worker = ThreadId();
   const bool mine = worker < c.shape.nodes;
   uint64_t* const ack = reinterpret_cast<uint64_t*>(LineOf(c, mine ? worker : 0) + c.line_ack);
   WaitState state = {};
   LaneFault fault = {};
-  WaitVerdict verdict = mine && heard != f.tag ? WaitVerdict::kWait : WaitVerdict::kAnswered;
+  WaitVerdict verdict = mine ? WaitVerdict::kWait : WaitVerdict::kAnswered;
   uint32_t failed = 0;
   for (uint32_t look = 0; BallotWarp(verdict == WaitVerdict::kWait) != 0; ++look) {
     const bool thorough = look % kLooksPerClock == 0;
@@ -270,7 +266,6 @@ LODE_DEVICE void AwaitWorkers(const LaneConstants& c, uint32_t layer, const Wait
     }
     failed = BallotWarp(verdict == WaitVerdict::kFailed);
     if (failed != 0) break;
-    if (thorough && worker == 0) TellListener(c);
     if (look > kLooksWithoutNap) Nap(kNapNs);
   }
   // The lowest worker that failed speaks.
@@ -301,27 +296,24 @@ LODE_KERNEL(kWarp) WaitKernel(LaneConstants c, uint32_t layer) {
   LetNextStart();
   WaitForPrevious();
   const WaitFacts facts = LoadWaitFacts(c, layer);
-  const uint64_t heard = Hear(c);
   if (ThreadId() == 0) c.report->marks[layer][static_cast<uint32_t>(LayerMark::kWait)] = ClockNs();
-  if (facts.tag != 0) AwaitWorkers(c, layer, facts, heard);
-  if (ThreadId() == 0 && layer + 1 == c.shape.layers) EndListener(c);
+  if (facts.tag != 0) AwaitWorkers(c, layer, facts);
 }
 
-// Block (0, 0) looks over PCIe; the others wait for its word or the listener's in device memory, so
-// that looks do not multiply. It is dispatched first and the grid is far smaller than what a card
+// Block (0, 0) looks over PCIe; the others wait for its word in device memory, so that looks do not
+// multiply. It is dispatched first and the grid is far smaller than what a card
 // holds at once.
 LODE_DEVICE void AwaitAnswers(const LaneConstants& c, uint32_t layer, const WaitFacts& facts,
                               Said* said) {
   if (BlockX() == 0 && BlockY() == 0) {
     if (ThreadId() < kWarp) {
-      AwaitWorkers(c, layer, facts, Hear(c));
+      AwaitWorkers(c, layer, facts);
       SyncWarp();
       if (ThreadId() == 0) StoreReleaseDevice(c.answered, facts.tag);
       *said = HearWorkers(c);
     }
   } else if (ThreadId() < kWarp) {
-    uint64_t* const word = c.listener != nullptr && ThreadId() == 0 ? &c.listener->tag : c.answered;
-    while (BallotWarp(LoadAcquireDevice(word) == facts.tag) == 0) Nap(kShortNapNs);
+    while (BallotWarp(LoadAcquireDevice(c.answered) == facts.tag) == 0) Nap(kShortNapNs);
     SyncWarp();
   }
   SyncBlock();
@@ -375,10 +367,7 @@ LODE_KERNEL(kPlanThreads) AnswerKernel(LaneConstants c, AnswerArgs a, uint32_t l
   if (inside) a.y[at] = Fma(a.shared_gate[row], a.shared[at], y);
   if (BlockX() != 0 || BlockY() != 0 || ThreadId() >= kWarp) return;
   if (tag != 0) JudgeAnswers(c, layer, said);
-  if (ThreadId() == 0 && layer + 1 == c.shape.layers) EndListener(c);
 }
-
-LODE_KERNEL(kWarp) ListenKernel(LaneConstants c) { Listen(c); }
 
 LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   LetNextStart();
@@ -389,9 +378,6 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   if (ThreadId() < 2) *c.parity[ThreadId()].tag = 0;
   if (ThreadId() == 0) *c.arrived = 0;
   if (ThreadId() == 0) *c.answered = 0;
-  if (c.listener == nullptr || ThreadId() >= kWarp) return;
-  if (ThreadId() == 0) c.listener->tag = c.listener->ended = 0;
-  if (ThreadId() == 0) c.listener->trunk_ns = ClockNs();
 }
 
 LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* ids, uint32_t used,
@@ -474,16 +460,6 @@ void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uin
   for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
   const uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows;
   LaunchAhead(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
-}
-
-void LaunchListener(CUstream_st* stream, const LaneConstants& c) {
-#if !defined(LODE_CUDA_EMULATED)
-  // The multiprocessor that it sits on stays open to kernels with much shared memory.
-  (void)cudaFuncSetAttribute(reinterpret_cast<const void*>(&ListenKernel),
-                             cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared);
-#endif
-  Launch(stream, Grid{1}, kWarp, 0, ListenKernel, c);
 }
 
 void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,

@@ -38,13 +38,6 @@ struct LaneParity {
   uint64_t* tag;        // of the job that was rung; 0: none
 };
 
-// What the listener (cuda_listener.h) and the trunk tell each other. Device memory.
-struct ListenerWords {
-  alignas(128) uint64_t tag;       // newest that all workers have acknowledged
-  alignas(128) uint64_t trunk_ns;  // last sign of life of the trunk
-  uint64_t ended;                  // 1 once the window's last answer is over
-};
-
 // Constants of a captured graph.
 struct LaneConstants {
   LaneShape shape;
@@ -57,10 +50,9 @@ struct LaneConstants {
   Staging staging;             // one for both parities: a layer's copies follow the last one's use
   uint32_t* arrived;           // blocks of the doorbell kernel that are done
   uint64_t* answered;          // newest tag whose wait is over, however it ended
-  ListenerWords* listener;     // null: nobody listens
   // The exchange segment as the device sees it (host memory, registered).
   uint8_t* exchange;
-  uint64_t bell, abort_window, acks, workers, worker_stride;  // offsets of words and lines
+  uint64_t bell, abort_window, workers, worker_stride;  // offsets of words and lines
   uint64_t line_ack, line_status, line_error_row, line_progress;
   uint64_t jobs[2], acts[2], results[2];
   uint64_t act_row_bytes;
@@ -75,11 +67,8 @@ struct ActForm {
 };
 inline constexpr uint32_t kActFormsMax = 2;  // gate and up
 
-// Zeroes the report, the parities' tags and the listener's words.
+// Zeroes the report and the parities' tags.
 void LaunchBegin(CUstream_st* stream, const LaneConstants& c);
-// The listener, on a branch that begins behind LaunchBegin and is joined behind everything else.
-// REQUIRES: c.listener.
-void LaunchListener(CUstream_st* stream, const LaneConstants& c);
 // Plan, list, table, job, activations, bell, in one kernel.
 void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
                 const RoutedRow* routed, const ActForm* forms, uint32_t n_forms);

@@ -64,18 +64,12 @@ void DeviceFault(const Status& status) {
   _exit(kExitDeviceFault);  // destructors would only meet the same device
 }
 
-bool ListenerAskedFor() {
-  const char* text = std::getenv("LODE_CUDA_LISTENER");
-  return text != nullptr && std::strcmp(text, "0") != 0;
-}
-
 StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const ArenaSet& arenas,
                                                        uint32_t experts_used, uint8_t* exchange,
                                                        const PullOptions& pull) {
   std::unique_ptr<CudaLanes> lanes(new CudaLanes(device, arenas, experts_used, pull));
   LODE_RETURN_IF_ERROR(lanes->Allocate());
   LODE_RETURN_IF_ERROR(lanes->AllocateStaging());
-  LODE_RETURN_IF_ERROR(lanes->AllocateListener());
   lanes->FillConstants(exchange);
   lanes->FillPlaces();
   return lanes;
@@ -86,7 +80,7 @@ CudaLanes::~CudaLanes() {
                        static_cast<void*>(host_residency_), static_cast<void*>(host_forced_)}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }
-  for (CUstream_st* stream : {copies_, staged_, listener_}) cuda::CloseStream(stream);
+  for (CUstream_st* stream : {copies_, staged_}) cuda::CloseStream(stream);
 }
 
 Status CudaLanes::Allocate() {
@@ -141,15 +135,6 @@ Status CudaLanes::AllocateStaging() {
   return OkStatus();
 }
 
-Status CudaLanes::AllocateListener() {
-  if (!listens_) return OkStatus();
-  LODE_ASSIGN_OR_RETURN(void* words,
-                        device_.Allocate("lanes listener", sizeof(cuda::ListenerWords)));
-  c_.listener = static_cast<cuda::ListenerWords*>(words);
-  LODE_ASSIGN_OR_RETURN(listener_, cuda::OpenUrgentStream());
-  return OkStatus();
-}
-
 void CudaLanes::FillConstants(uint8_t* exchange) {
   c_.shape = {layout_.shape.experts_used, arenas_.hidden(),  arenas_.width(),
               arenas_.nodes(),            arenas_.experts(), arenas_.layers()};
@@ -157,7 +142,6 @@ void CudaLanes::FillConstants(uint8_t* exchange) {
   c_.exchange = exchange;
   c_.bell = offsetof(ExchangeHeader, bell) + offsetof(WaitWord, value);
   c_.abort_window = offsetof(ExchangeHeader, abort_window);
-  c_.acks = offsetof(ExchangeHeader, acks);
   c_.workers = offsetof(ExchangeHeader, workers);
   c_.worker_stride = sizeof(WorkerLine);
   c_.line_ack = offsetof(WorkerLine, ack) + offsetof(WaitWord, value);
@@ -276,17 +260,10 @@ void CudaLanes::DrawRouting(BenchRouting* routing, uint32_t n_rows) {
                   device_.stream());
 }
 
-void CudaLanes::EnqueueBegin(uint32_t n_rows) {
+void CudaLanes::EnqueueBegin() {
   cuda::CopyAsync(const_cast<cuda::LaneWindow*>(c_.window), host_window_,
                      sizeof(cuda::LaneWindow), device_.stream());
   cuda::LaunchBegin(device_.stream(), c_);
-  if (c_.listener == nullptr || n_rows == 0) return;
-  cuda::Follow(device_.stream(), listener_);
-  cuda::LaunchListener(listener_, c_);
-}
-
-void CudaLanes::EnqueueEnd(uint32_t n_rows) {
-  if (c_.listener != nullptr && n_rows > 0) cuda::Follow(listener_, device_.stream());
 }
 
 WindowOutcome CudaLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
@@ -329,7 +306,7 @@ cuda::ExpertFormats CudaLanes::FormatsOf(uint32_t layer) const {
 }
 
 uint32_t CudaLanes::branch_nodes() const {
-  uint32_t nodes = c_.listener != nullptr ? 1 : 0;
+  uint32_t nodes = 0;
   if (c_.staging.experts == 0) return nodes;
   for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
     const cuda::ExpertFormats f = FormatsOf(layer);

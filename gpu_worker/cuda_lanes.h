@@ -25,10 +25,6 @@ struct PullOptions {
   cuda::CopyShape copy = {32, 256, 4};
 };
 
-// Whether windows have a listener (cuda_listener.h): with LODE_CUDA_LISTENER=1 in the environment.
-// Off otherwise, because it slows the CPU lane down (docs/measurements/h200-engine.md).
-bool ListenerAskedFor();
-
 class CudaLanes final : public ExpertLanes {
  public:
   // `exchange`: the checked segment, registered; arenas: mapped from registered memory. All outlive
@@ -46,11 +42,8 @@ class CudaLanes final : public ExpertLanes {
   uint32_t branch_nodes() const;  // of a window's graph: launches beside the trunk
 
   // ---- enqueued once per graph
-  // The settings of the window, then a clean report. First of all in a window; a fold (no rows) has
-  // no answers to listen for.
-  void EnqueueBegin(uint32_t n_rows);
-  // Last of all in a window: brings the listener's branch back.
-  void EnqueueEnd(uint32_t n_rows);
+  // The settings of the window, then a clean report. First of all in a window.
+  void EnqueueBegin();
   WindowOutcome Start(uint32_t layer, const float* x, uint32_t n_rows,
                       const RoutedRow* routed) override;
   WindowOutcome Finish(uint32_t layer) override;
@@ -78,7 +71,6 @@ class CudaLanes final : public ExpertLanes {
         layout_{{arenas.hidden(), arenas.width(), experts_used, arenas.nodes()}} {}
   Status Allocate();
   Status AllocateStaging();
-  Status AllocateListener();
   cuda::ExpertFormats FormatsOf(uint32_t layer) const;
   void RecordStaged(uint32_t layer, const float* x);
   void FillConstants(uint8_t* exchange);
@@ -97,8 +89,6 @@ class CudaLanes final : public ExpertLanes {
   uint16_t* forced_ = nullptr;       // device
   // Branches of the graph, null without staging: copies; the products of what has come.
   CUstream_st *copies_ = nullptr, *staged_ = nullptr;
-  const bool listens_ = ListenerAskedFor();
-  CUstream_st* listener_ = nullptr;  // its branch
   uint32_t n_rows_ = 0;  // of the window that is being recorded
   uint64_t table_version_ = ~uint64_t{0};
 };

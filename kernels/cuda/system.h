@@ -42,9 +42,6 @@ LODE_DEVICE uint32_t LoadRelaxedSystem(uint32_t* p) {
 LODE_DEVICE Word4 LoadRelaxedSystem(const Word4* p) { return *p; }
 LODE_DEVICE void StoreReleaseDevice(uint64_t* p, uint64_t x) { StoreReleaseSystem(p, x); }
 LODE_DEVICE uint64_t LoadAcquireDevice(uint64_t* p) { return LoadAcquireSystem(p); }
-LODE_DEVICE void StoreRelaxedDevice(uint64_t* p, uint64_t x) {
-  std::atomic_ref<uint64_t>(*p).store(x, std::memory_order_relaxed);
-}
 LODE_DEVICE void FenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 LODE_DEVICE uint64_t ClockNs() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -101,9 +98,6 @@ LODE_DEVICE uint64_t LoadAcquireDevice(uint64_t* p) {
   uint64_t x;
   asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
   return x;
-}
-LODE_DEVICE void StoreRelaxedDevice(uint64_t* p, uint64_t x) {
-  asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
 }
 LODE_DEVICE void FenceSystem() { __threadfence_system(); }
 // Of the whole machine's GPUs, in ns; ticks in steps of 32 ns to 1 us.

@@ -45,11 +45,8 @@ struct ExchangeHeader {
   // Writer: GPU worker. Grows with every layer and every look at the plan ring; a watchdog compares it with its earlier self.
   alignas(64) std::atomic<uint64_t> gpu_heartbeat;
   alignas(64) WorkerLine workers[kCpuWorkersMax];
-  // [worker]: WorkerLine::ack once more, stored (release) right behind it. For the GPU worker's listener (cuda_listener.h): looks
-  // over PCIe at one line delay each other, so it must not look where the kernel that waits looks.
-  alignas(128) std::atomic<uint64_t> acks[kCpuWorkersMax];
   // [parity][worker][job expert]: tag, set (release) when that worker's rows of the expert's hidden vectors are written.
-  alignas(128) std::atomic<uint64_t> hidden_ready[2][kCpuWorkersMax][kJobExpertsMax];
+  alignas(64) std::atomic<uint64_t> hidden_ready[2][kCpuWorkersMax][kJobExpertsMax];
   alignas(64) ExpertJob jobs[2];       // by layer parity
 };
 

@@ -49,7 +49,6 @@ inline constexpr uint64_t kExchangeLayoutHash = LayoutHash({
     offsetof(ExchangeHeader, abort_window),
     offsetof(ExchangeHeader, gpu_heartbeat),
     offsetof(ExchangeHeader, workers),
-    offsetof(ExchangeHeader, acks),
     offsetof(ExchangeHeader, hidden_ready),
     offsetof(ExchangeHeader, jobs),
     kWindowRowsMax,

@@ -195,16 +195,10 @@ bool ExchangeHarness::WaitAck(uint32_t index, uint64_t tag, uint32_t timeout_ms)
   const uint64_t deadline = NowNs() + uint64_t{timeout_ms} * 1'000'000;
   for (;;) {
     const uint64_t seen = ack.value.load(std::memory_order_acquire);
-    if (seen == tag) break;
+    if (seen == tag) return true;
     if (NowNs() >= deadline) return false;
     WaitChange(ack, seen, {0, deadline});
   }
-  // The copy for a listener follows.
-  while (header().acks[index].load(std::memory_order_acquire) != tag) {
-    if (NowNs() >= deadline) return false;
-    SpinPause();
-  }
-  return true;
 }
 
 const float* ExchangeHarness::Result(uint32_t layer, uint32_t row, uint32_t order) const {

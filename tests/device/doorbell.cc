@@ -1,7 +1,6 @@
 // What the doorbell costs, with the product's own kernels: a graph of 48 layers of plan and wait in
-// which no layer rings (all experts resident) and nobody listens, against the same graph in which
-// every layer rings and another process answers at once without computing, with and without the
-// listener (gpu_worker/cuda_listener.h). Between plan and wait: nothing, or a dozen short launches
+// which no layer rings (all experts resident), against the same graph in which every layer rings
+// and another process answers at once without computing. Between plan and wait: nothing, or a dozen short launches
 // as a layer has them (some 15 us); nothing, or staged pulls that fill the link (half of the
 // experts are pulled, the others are resident or on the CPU). Then the stop test: this process
 // stops itself right behind the launch; the window must reach its end in shared memory all the
@@ -48,7 +47,7 @@ struct Shared {
 
 // One kind of window.
 struct Kind {
-  bool ring, listener;
+  bool ring;
   uint32_t pull_bytes, work;
 };
 
@@ -72,7 +71,6 @@ class Doorbell {
     LODE_RETURN_IF_ERROR(cuda::RegisterHost(beside_->data(), beside_->size(), false, "results"));
     LODE_ASSIGN_OR_RETURN(stream_, cuda::OpenStream());
     LODE_ASSIGN_OR_RETURN(copies_, cuda::OpenUrgentStream());
-    LODE_ASSIGN_OR_RETURN(listener_, cuda::OpenUrgentStream());
     const size_t pulled = size_t{kWindowRowsMax} * kUsed * kPullBytes[2];
     LODE_ASSIGN_OR_RETURN(arena_, Segment::Create("arena", pulled));
     std::memset(arena_->data(), 1, pulled);
@@ -107,9 +105,9 @@ class Doorbell {
   }
 
   // Stops this process right behind the launch; the other one sees the end and wakes us.
-  Status StopTest(bool listener) {
+  Status StopTest() {
     SetExperts(true, 0);
-    LODE_ASSIGN_OR_RETURN(auto graph, Capture({true, listener, 0, 0}));
+    LODE_ASSIGN_OR_RETURN(auto graph, Capture({true, 0, 0}));
     shared()->expect = window_->sequence + 1;
     LODE_RETURN_IF_ERROR(Launch(*graph));
     kill(getpid(), SIGSTOP);
@@ -135,7 +133,6 @@ class Doorbell {
         answered = tag;
         x->workers[0].progress.fetch_add(1, std::memory_order_relaxed);
         x->workers[0].ack.value.store(tag, std::memory_order_release);
-        x->acks[0].store(tag, std::memory_order_release);
       }
       const uint64_t expect = std::atomic_ref<uint64_t>(s->expect).load();
       if (expect == 0) continue;
@@ -173,7 +170,6 @@ class Doorbell {
     c_.residency = residency_;
     LODE_ASSIGN_OR_RETURN(c_.arrived, Device<uint32_t>(1));
     LODE_ASSIGN_OR_RETURN(c_.answered, Device<uint64_t>(1));
-    LODE_ASSIGN_OR_RETURN(words_, Device<cuda::ListenerWords>(1));
     LODE_ASSIGN_OR_RETURN(stamps_, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(end_arrived_, Device<uint32_t>(1));
     for (cuda::LaneParity& p : c_.parity) {
@@ -187,7 +183,6 @@ class Doorbell {
     c_.exchange = exchange_->data();
     c_.bell = offsetof(ExchangeHeader, bell);
     c_.abort_window = offsetof(ExchangeHeader, abort_window);
-    c_.acks = offsetof(ExchangeHeader, acks);
     c_.workers = offsetof(ExchangeHeader, workers);
     c_.worker_stride = sizeof(WorkerLine);
     c_.line_ack = offsetof(WorkerLine, ack);
@@ -262,14 +257,9 @@ class Doorbell {
   }
 
   StatusOr<std::unique_ptr<cuda::Graph>> Capture(const Kind& kind) {
-    c_.listener = kind.listener ? words_ : nullptr;
     return cuda::Graph::Capture(stream_, [=, this] {
       cuda::CopyAsync(device_window_, window_, sizeof(cuda::LaneWindow), stream_);
       cuda::LaunchBegin(stream_, c_);
-      if (kind.listener) {
-        cuda::Follow(stream_, listener_);
-        cuda::LaunchListener(listener_, c_);
-      }
       for (uint32_t layer = 0; layer < kLayers; ++layer) EnqueueLayer(kind, layer);
       cuda::EndCopies end = {};
       end.block = c_.block;
@@ -280,7 +270,6 @@ class Doorbell {
       end.host_not_finite = &shared()->not_finite;
       end.done = &shared()->done;
       cuda::LaunchEnd(stream_, end, 0);
-      if (kind.listener) cuda::Follow(listener_, stream_);
     });
   }
 
@@ -295,7 +284,7 @@ class Doorbell {
   std::unique_ptr<Segment> exchange_, beside_, arena_;
   pid_t child_ = -1;
   cuda::CardFacts card_;
-  CUstream_st *stream_ = nullptr, *copies_ = nullptr, *listener_ = nullptr;
+  CUstream_st *stream_ = nullptr, *copies_ = nullptr;
   cuda::Timer* timer_ = nullptr;
   cuda::LaneConstants c_ = {};
   cuda::LaneWindow *window_ = nullptr, *device_window_ = nullptr;
@@ -305,7 +294,6 @@ class Doorbell {
   uint32_t act_bytes_ = 0;
   uint32_t* end_arrived_ = nullptr;
   uint64_t* stamps_ = nullptr;
-  cuda::ListenerWords* words_ = nullptr;
 };
 
 Status Main(uint32_t n_rows) {
@@ -315,21 +303,17 @@ Status Main(uint32_t n_rows) {
     for (const uint32_t pull_bytes : kPullBytes) {
       double spread = 0;
       LODE_ASSIGN_OR_RETURN(const double quiet,
-                            bench.Measure({false, false, pull_bytes, work}, &spread));
+                            bench.Measure({false, pull_bytes, work}, &spread));
       std::printf(
           "%u rows, %u layers, %2u launches and pulls of %4.1f MB between: %.2f us "
           "(quartiles %.2f) without a bell",
           n_rows, kLayers, work, n_rows * kUsed / 2 * pull_bytes / 1e6, quiet, spread);
-      for (const bool listener : {false, true}) {
-        LODE_ASSIGN_OR_RETURN(const double ring,
-                              bench.Measure({true, listener, pull_bytes, work}, &spread));
-        std::printf("; %s listener %.2f (%.2f), doorbell %.2f", listener ? "with" : "without", ring,
-                    spread, ring - quiet);
-      }
-      std::printf("\n");
+      LODE_ASSIGN_OR_RETURN(const double ring,
+                            bench.Measure({true, pull_bytes, work}, &spread));
+      std::printf("; with one %.2f (%.2f): %.2f\n", ring, spread, ring - quiet);
     }
   }
-  for (const bool listener : {false, true}) LODE_RETURN_IF_ERROR(bench.StopTest(listener));
+  LODE_RETURN_IF_ERROR(bench.StopTest());
   std::printf("stopped host: the window reached its end in shared memory\n");
   return OkStatus();
 }
