@@ -51,7 +51,7 @@ bench() {  # NAME PACK GIB[,GIB...] [key=value...]
 sanitize() { LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool "$1" "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1; }
 racecheck_lanes() {
   local kernel only=()
-  for kernel in Begin Plan Listen StagedCopy Answer End; do only+=(--kernel-name "kns=${kernel}Kernel"); done
+  for kernel in Begin Plan StagedCopy Answer End; do only+=(--kernel-name "kns=${kernel}Kernel"); done
   CUDA_MODULE_LOADING=LAZY LODE_TEST_PATIENCE=100 compute-sanitizer --error-exitcode 1 --tool racecheck "${only[@]}" \
     "$bin/cuda_worker_test" --gtest_filter='*EverySize*' --gtest_brief=1
 }
