@@ -242,7 +242,8 @@ DeltaMixKernel(DeltaMixArgs a) {
     StepState<kJ>(keys, v[kValue * kDim + column], rows.beta[r], rows.decay[r], s);
     NormedKeys<kDim, kJ>(rows.normed[r][kQuery], l, keys);
     const float o = ColumnSum<kJ>(keys, s);
-    if (l == 0) v[kValue * kDim + column] = o;  // the column's lanes have read its value
+    SyncWarp();  // the column's lanes have read its value
+    if (l == 0) v[kValue * kDim + column] = o;
   }
   SyncBlock();
   if (i / 32 < seq.n_rows)
