@@ -134,7 +134,7 @@ void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const 
     const auto n = static_cast<uint32_t>(tokens.size());
     const bool explores =
         !sequences[i]->request.drafts.fixed && !AskedFor(*sequences[i], candidates[i]);
-    if (n > 0 && explores) {
+    if (n > 0 && explores && taken[i] + room > 0) {  // without room there is nothing to try
       const uint32_t best = taken[i], most = best + room;
       taken[i] = std::min(drafts.offers_explorer.Adjust(best, n, setup_.policy), most);
       room = most - taken[i];

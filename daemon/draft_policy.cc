@@ -252,8 +252,10 @@ uint32_t ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
 uint32_t Explorer::Try(uint32_t near, uint32_t max, const PolicyConstants& constants) {
   since_ = 0;
   if (++tries_ % constants.far_every != 0) return std::min(near, max);
-  far_ = far_ % max + 1;
-  return far_;
+  // A depth as often as its cost needs to be believed, before the next one's turn.
+  if (far_times_ % kTrust == 0) far_ = far_ % max + 1;
+  ++far_times_;
+  return std::min(far_, max);
 }
 
 uint32_t Explorer::Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants) {

@@ -37,9 +37,10 @@ struct PolicyConstants {
   // many and the output matrix).
   double start_guess_cost = 0.06;
   // A cost is the mean of the middle half of the last windows (at most kCostWindows): one that lost
-  // its core says nothing about rows. A window weighs half after so many others, and nothing after
-  // cost_age_max: what was learned under another tier, split or load would stand in the way for
-  // minutes otherwise.
+  // its core says nothing about rows. A window weighs half after so many others, and is dropped
+  // after cost_age_max, when newer ones come: what was learned under another tier, split or load
+  // would stand in the way for minutes otherwise. More than twice the distance of far tries, or
+  // their two windows of a depth never meet.
   double cost_half_life = 128;
   uint32_t cost_age_max = 512;
   // A window that takes this many times its cost says nothing about misses either.
@@ -58,8 +59,8 @@ struct PolicyConstants {
   // Every n-th window that offers something tries one draft more or one less, in turn: keeps the
   // neighbours' costs fresh.
   uint32_t probe_every = 32;
-  // Every n-th of all tries goes through the other depths in turn, whatever they promise: a cost
-  // that was learned under another tier or load may hide the best depth behind a bad neighbour.
+  // Every n-th of all tries goes through the other depths in turn, each twice (one window is not
+  // believed), whatever they promise: a cost that was learned under another tier or load may hide the best depth behind a bad neighbour.
   uint32_t far_every = 4;
   // Another number of rows must promise this much more than none at all: noise is no reason to
   // draft.
@@ -182,7 +183,7 @@ class Explorer {
   uint32_t Try(uint32_t near, uint32_t max, const PolicyConstants& constants);
   uint32_t since_ = 0;  // windows since the last try
   uint32_t wait_ = 0;   // idle windows before the next; 0: explore_first
-  uint32_t tries_ = 0, far_ = 0;
+  uint32_t tries_ = 0, far_ = 0, far_times_ = 0;
   bool idle_ = true, up_ = true;
 };
 

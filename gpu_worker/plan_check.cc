@@ -124,18 +124,28 @@ bool CopyList(const SequenceArea& from, SequenceArea* to, uint64_t offset, uint6
   return true;
 }
 
-PlanError CheckLists(const WindowPlan& plan, const RowPlan& row, const PlanLimits& limits,
-                     const SequenceArea* areas, PlanAreas* copy) {
+// A row's lists together are no larger than the heap, whether they overlap or not: what is made of
+// them has room for that much.
+PlanError CopyLists(const WindowPlan& plan, const RowPlan& row, const PlanLimits& limits,
+                    const SequenceArea* areas, PlanAreas* copy) {
   static_assert(alignof(SequenceArea) >= 4 && sizeof(SequenceArea::kv_blocks) % 4 == 0);
   const SequenceArea& from = areas[plan.seqs[row.seq_index].slot];
   SequenceArea* to = &copy->seqs[row.seq_index];
   const uint64_t mask_bytes =
       row.mask_offset == kNoMask ? 0 : (static_cast<uint64_t>(limits.vocab) + 31) / 32 * 4;
-  if (!CopyList(from, to, row.mask_offset, mask_bytes) ||
-      !CopyList(from, to, row.bias_offset, uint64_t{row.bias_count} * sizeof(TokenBias)) ||
-      !CopyList(from, to, row.penalty_offset, uint64_t{row.penalty_count} * sizeof(TokenCount))) {
+  const uint64_t bias_bytes = uint64_t{row.bias_count} * sizeof(TokenBias);
+  const uint64_t penalty_bytes = uint64_t{row.penalty_count} * sizeof(TokenCount);
+  if (mask_bytes + bias_bytes + penalty_bytes > kSequenceHeapBytes ||
+      !CopyList(from, to, row.mask_offset, mask_bytes) ||
+      !CopyList(from, to, row.bias_offset, bias_bytes) ||
+      !CopyList(from, to, row.penalty_offset, penalty_bytes)) {
     return PlanError::kHeapRange;
   }
+  return PlanError::kNone;
+}
+
+// Of the copy, once nothing is copied any more: lists of different rows may overlap.
+PlanError CheckEntries(const RowPlan& row, const PlanLimits& limits, const PlanAreas* copy) {
   for (const TokenBias& bias : copy->Bias(row)) {
     if (bias.token < 0 || static_cast<uint32_t>(bias.token) >= limits.vocab ||
         std::isnan(bias.bias)) {
@@ -192,7 +202,11 @@ PlanVerdict ValidatePlan(const WindowPlan& plan, const PlanLimits& limits,
   }
   for (uint32_t r = 0; r < plan.n_rows; ++r) {
     PlanError error = CheckRow(plan, r, limits);
-    if (error == PlanError::kNone) error = CheckLists(plan, plan.rows[r], limits, areas, copy);
+    if (error == PlanError::kNone) error = CopyLists(plan, plan.rows[r], limits, areas, copy);
+    if (error != PlanError::kNone) return {error, r};
+  }
+  for (uint32_t r = 0; r < plan.n_rows; ++r) {
+    const PlanError error = CheckEntries(plan.rows[r], limits, copy);
     if (error != PlanError::kNone) return {error, r};
   }
   return {};

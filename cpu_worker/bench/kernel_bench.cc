@@ -165,6 +165,11 @@ Status UnknownName(const char* what, const std::string& name, const std::vector<
   return InvalidArgument("{} '{}' is not here; there are: {}", what, name, fmt::join(known, ", "));
 }
 
+bool IsIsaName(const IsaChoice* choices, size_t n, const std::string& name) {
+  return std::any_of(choices, choices + n,
+                     [&](const IsaChoice& c) { return name == c.table->name; });
+}
+
 Status Bench::Choose() {
   std::vector<std::string> names;
   for (const FormatInfo& info : kFormats) names.push_back(info.name);
@@ -188,10 +193,12 @@ Status Bench::Choose() {
   }
   machine_.isas = options_.isas.empty() ? runnable : options_.isas;
   for (const std::string& name : machine_.isas) {
-    if (std::find(runnable.begin(), runnable.end(), name) == runnable.end())
-      return UnknownName("instruction set", name, runnable);
     const char* why_not = nullptr;
-    tables_.push_back(FindKernelTable(name.c_str(), &why_not));
+    const KernelTable* table = FindKernelTable(name.c_str(), &why_not);
+    if (table == nullptr && why_not != nullptr && IsIsaName(choices, n, name))
+      return InvalidArgument("instruction set '{}' cannot run here: {}", name, why_not);
+    if (table == nullptr) return UnknownName("instruction set", name, runnable);
+    tables_.push_back(table);
   }
   if (options_.cpus.empty()) return InvalidArgument("no core to measure on");
   const uint32_t cores = machine_.cores = static_cast<uint32_t>(options_.cpus.size());

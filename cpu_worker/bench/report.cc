@@ -8,6 +8,9 @@
 namespace lode {
 namespace {
 
+// A share above this says that the reads were disturbed, not that the kernel is that fast.
+constexpr double kShareMax = 1.1;
+
 // One case as its line of JSON. Names come from our own lists and need no escapes.
 std::string AsJson(const KernelBenchCase& c) {
   return fmt::format(
@@ -77,7 +80,7 @@ Status ChooseCores(KernelBenchOptions* options) {
 Status BenchKernels(KernelBenchOptions options, bool json, std::FILE* out, std::FILE* notes) {
   LODE_RETURN_IF_ERROR(ChooseCores(&options));
   Table table(options, out);
-  size_t wrong = 0;
+  size_t wrong = 0, faster_than_reads = 0;
   KernelBenchSink sink;
   sink.machine = [&](const KernelBenchMachine& machine) {
     PrintMachine(machine, options.seconds, notes);
@@ -85,11 +88,18 @@ Status BenchKernels(KernelBenchOptions options, bool json, std::FILE* out, std::
   };
   sink.result = [&](const KernelBenchCase& c) {
     wrong += !c.bits_ok;
+    faster_than_reads += c.read_bandwidth_share > kShareMax;
     if (!json) return table.Add(c);
     fmt::print(out, "{}\n", AsJson(c));
     std::fflush(out);
   };
   LODE_RETURN_IF_ERROR(RunKernelBench(options, sink));
+  if (faster_than_reads > 0) {
+    fmt::print(notes,
+               "warning: {} cases read faster than the plain reads they are compared with, so this "
+               "machine was not quiet; stop what else runs, or give --seconds 0.5\n",
+               faster_than_reads);
+  }
   if (wrong > 0)
     return Internal(
         "{} cases gave other bits than the definition of the arithmetic; please report the CPU and "

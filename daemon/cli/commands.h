@@ -17,6 +17,9 @@ namespace lode::cli {
 struct SamplingOptions {
   double temperature = -1, top_p = -1, min_p = -1;  // -1: the model's own defaults
   int64_t top_k = -1;
+  std::optional<double> repetition_penalty, presence_penalty, frequency_penalty;
+  std::vector<std::string> logit_bias;  // "TOKEN=BIAS", well formed
+  std::vector<int32_t> banned;
   std::optional<uint64_t> seed;
   int64_t max_tokens = -1;
   std::vector<std::string> stop;

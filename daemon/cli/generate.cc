@@ -20,6 +20,16 @@ void FillSampling(const SamplingOptions& in, v1::Sampling* sampling, v1::Limits*
   if (in.top_p >= 0) sampling->set_top_p(static_cast<float>(in.top_p));
   if (in.min_p >= 0) sampling->set_min_p(static_cast<float>(in.min_p));
   if (in.top_k >= 0) sampling->set_top_k(static_cast<uint32_t>(in.top_k));
+  const auto as_float = [](double x) { return static_cast<float>(x); };
+  if (in.repetition_penalty) sampling->set_repetition_penalty(as_float(*in.repetition_penalty));
+  if (in.presence_penalty) sampling->set_presence_penalty(as_float(*in.presence_penalty));
+  if (in.frequency_penalty) sampling->set_frequency_penalty(as_float(*in.frequency_penalty));
+  for (const std::string& entry : in.logit_bias) {
+    const size_t equals = entry.find('=');
+    const auto token = static_cast<int32_t>(std::strtol(entry.c_str(), nullptr, 10));
+    (*sampling->mutable_logit_bias())[token] = std::strtof(entry.c_str() + equals + 1, nullptr);
+  }
+  for (const int32_t token : in.banned) sampling->add_banned_tokens(token);
   if (in.seed) sampling->set_seed(*in.seed);
   if (in.max_tokens >= 0) limits->set_max_tokens(static_cast<uint32_t>(in.max_tokens));
   for (const std::string& stop : in.stop) limits->add_stop(stop);

@@ -19,6 +19,19 @@ namespace lode::cli {
 namespace {
 
 // CLI::Range lets NaN through, as every comparison with it is false.
+CLI::Validator Bias() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        char *token = nullptr, *end = nullptr;
+        const long id = std::strtol(text.c_str(), &token, 10);
+        if (token != text.c_str() && *token == '=' && id >= 0 && id <= INT32_MAX) {
+          const double bias = std::strtod(token + 1, &end);
+          if (end != token + 1 && *end == '\0' && std::isfinite(bias)) return std::string();
+        }
+        return fmt::format("'{}' is not TOKEN=BIAS, e.g. 198=-5", text);
+      },
+      "TOKEN=BIAS");
+}
 CLI::Validator Between(double low, double high) {
   return CLI::Validator(
       [low, high](const std::string& text) {
@@ -115,9 +128,22 @@ void AddGenerate(CLI::App* app, RunOptions* o) {
       ->check(CLI::Range(0, 1 << 20));
   app->add_option("--top-p", s.top_p,
                   "Keep the likeliest tokens of this total probability; 1 = off")
-      ->check(Between(0, 1));
+      ->check(Between(1e-6, 1));
   app->add_option("--min-p", s.min_p, "Drop tokens below this share of the likeliest; 0 = off")
       ->check(Between(0, 1));
+  app->add_option("--repetition-penalty", s.repetition_penalty,
+                  "Divides the logits of tokens that were there; 1 = off");
+  app->add_option("--presence-penalty", s.presence_penalty,
+                  "Taken off the logits of tokens that were there; 0 = off");
+  app->add_option("--frequency-penalty", s.frequency_penalty,
+                  "Taken off once for every time a token was there; 0 = off");
+  app->add_option("--logit-bias", s.logit_bias,
+                  "Added to a token's logit (may be repeated; ids: lode tokenize)")
+      ->check(Bias())
+      ->allow_extra_args(false);
+  app->add_option("--ban", s.banned, "A token that is never picked (may be repeated)")
+      ->type_name("TOKEN")
+      ->allow_extra_args(false);
   app->add_option("--seed", s.seed, "The same seed gives the same answer, always")->check(Seed());
   app->add_option("--stop", s.stop, "End the answer before this text (may be repeated)")
       ->allow_extra_args(false);

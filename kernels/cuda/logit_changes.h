@@ -39,7 +39,8 @@ LODE_DEVICE void Punish(const LogitChange& c, const RowWants& wants, uint32_t id
             : canonical::Mul(l, wants.repetition_penalty);
   l = canonical::Sub(l, wants.presence_penalty);
   const float count = static_cast<float>(n);
-  c.changed[id] = canonical::Sub(l, canonical::Mul(wants.frequency_penalty, count));
+  // Infinite penalties of infinite logits are no number; the host's sampler passes those over.
+  c.changed[id] = CleanLogit(canonical::Sub(l, canonical::Mul(wants.frequency_penalty, count)));
 }
 LODE_DEVICE void ApplyPenalties(const LogitChange& c, const RowWants& wants) {
   const TokenCount* counts = reinterpret_cast<const TokenCount*>(c.lists + wants.counts);

@@ -116,6 +116,12 @@ Changes ChangesOf(uint32_t c, uint32_t row, std::span<const float> logits) {
     out.presence = c % 2 == 0 ? 0.9f : 0.0f;
     out.frequency = c % 3 == 0 ? 0.25f : -0.1f;
   }
+  // -inf - (-inf): no number, which the sampler passes over.
+  if (kind == 3 && c % 4 == 3) {
+    out.bias.push_back({best(2), -kInf});
+    out.counts.push_back({best(2), 2});
+    out.frequency = -3e38f;
+  }
   if (kind == 6) {
     for (uint32_t i = 0; i < vocab; ++i) out.bias.push_back({static_cast<int32_t>(i), -kInf});
   }

@@ -299,6 +299,24 @@ TEST(DraftPolicy, LearnsThatTheTierChanged) {
   }
 }
 
+// Windows of eight rows become cheap while all others stay dear: only far tries, thousands of windows
+// apart for one depth, can find that out.
+TEST(DraftPolicy, FarTriesFindADepthBehindBadNeighbours) {
+  constexpr uint32_t kSearch = 20'000, kAfter = 2'000;
+  constexpr double kBesideTries = 0.85;  // a try of a neighbour costs eight windows here
+  for (const double first_step : {1.2, 0.75}) {  // with drafts out of the question, with few of them
+    const World was = {"dear", Line(1e6, first_step), 0, 0, Always(.8)};
+    World is = was;
+    is.window[8] = 1.1e6;
+    Player player(From::kThere, 3);
+    for (int n = 0; n <= static_cast<int>(kDraftsMax); ++n) player.Run(was, 20, n);
+    player.Run(is, kSearch);
+    const Score late = player.Run(is, kAfter);
+    EXPECT_EQ(late.usual(), kDraftsMax) << first_step;
+    EXPECT_GE(late.rate(), kBesideTries * RateOf(is, kDraftsMax, false)) << first_step;
+  }
+}
+
 TEST(DraftPolicy, IdleTriesComeSoonerAtFirst) {
   const PolicyConstants k;
   Explorer explorer;
@@ -311,7 +329,7 @@ TEST(DraftPolicy, IdleTriesComeSoonerAtFirst) {
     last = w;
   }
   EXPECT_EQ(distances, (std::vector<uint32_t>{8, 16, 32, 64, 64, 64, 64, 64}));
-  EXPECT_EQ(depths, (std::vector<uint32_t>{1, 1, 1, 1, 1, 1, 1, 2}));
+  EXPECT_EQ(depths, (std::vector<uint32_t>{1, 1, 1, 1, 1, 1, 1, 1}));
 }
 
 TEST(DraftPolicy, TriesTheNeighboursAndInTurnEveryDepth) {
@@ -326,7 +344,7 @@ TEST(DraftPolicy, TriesTheNeighboursAndInTurnEveryDepth) {
       EXPECT_EQ(n, 3u) << w;
     }
   }
-  EXPECT_EQ(tried, (std::vector<uint32_t>{2, 4, 2, 1, 2, 4, 2, 2, 2, 4, 2, 3}));
+  EXPECT_EQ(tried, (std::vector<uint32_t>{2, 4, 2, 1, 2, 4, 2, 1, 2, 4, 2, 2}));
 }
 
 TEST(DraftPolicy, SharesTheRoomByGain) {

@@ -36,9 +36,12 @@ class Falsifiers(unittest.TestCase):
         return re.search(r"logits_hash=([0-9a-f]{16})", output).group(1)
 
     def test_drafts_change_the_windows_and_not_the_answer(self):
-        base = ["--hash", "--summary", "--timing", "-t", "0.8", "--seed", "7", "-n", "48"]
-        prompt = "Count to ten."
+        base = ["--hash", "--summary", "--timing", "--raw", "-t", "1.2", "-n", "48"]
+        prompt = "Once upon a time"
+        other, _ = lode(self.stack, *base, "--seed", "8", prompt)
+        base += ["--seed", "7"]
         plain, plain_timing = lode(self.stack, *base, "--spec", "1", prompt)
+        self.assertNotEqual(self.hash_of(other), self.hash_of(plain))  # something is drawn
         self.assertIn("tokens_per_window=1.00 drafted=0 accepted=0", plain)
         self.assertNotIn("drafts ", plain_timing)
         for flags in (["--spec", "8", "--draft-fixed", "--draft-min-p", "0"],

@@ -160,6 +160,12 @@ TEST_F(PlanCheck, RefusesEverySingleFault) {
       {PlanError::kHeapRange, [](P* p, A*) { p->rows[3].bias_offset = 0xfffffffc; }},
       {PlanError::kHeapRange, [](P* p, A*) { p->rows[3].bias_count = 0xffffffff; }},
       {PlanError::kHeapRange, [](P* p, A*) { p->rows[3].penalty_offset = kSequenceHeapBytes; }},
+      // Overlapping lists that are more together than the heap.
+      {PlanError::kHeapRange,
+       [](P* p, A*) {
+         p->rows[3].bias_offset = p->rows[3].penalty_offset = p->rows[3].mask_offset = 0;
+         p->rows[3].bias_count = kSequenceHeapBytes / sizeof(TokenBias);
+       }},
       {PlanError::kListEntry, [](P*, A* a) { a[1].heap[128 + 2] = 1; }},
       {PlanError::kListEntry, [](P*, A* a) { std::memset(a[1].heap + 132, 0xff, 4); }},
       {PlanError::kListEntry, [](P*, A* a) { std::memset(a[1].heap + 144, 0xff, 4); }},
