@@ -53,6 +53,7 @@ class WithoutDaemon(unittest.TestCase):
     def test_values_that_are_no_values(self):
         for arguments, says in ((["-t", "nan"], "'nan'"), (["--top-p", "nan"], "'nan'"), (["--min-p", "inf"], "'inf'"),
                                 (["--seed", "18446744073709551616"], "18446744073709551616"), (["--seed", "-1"], "-1"),
+                                (["--logit-bias", "5x"], "'5x' is not TOKEN=BIAS"), (["--logit-bias", "5=nan"], "5=nan"),
                                 (["--socket", "/x", "--model", MODEL], "--socket"), (["--socket", "/x", "--private"], "--socket")):
             with self.subTest(arguments=arguments):
                 result = lode("run", *arguments, "x")
@@ -139,6 +140,20 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(self.ok("run", "-t", "0", "-n", "12", "-", stdin="Write a function.").stdout, first.stdout)
         seeded = [self.ok("run", "-t", "1.5", "--seed", seed, "-n", "12", "Tell").stdout for seed in ("7", "7")]
         self.assertEqual(seeded[0], seeded[1])
+
+    def test_what_changes_the_logits(self):
+        def answer(*flags):
+            return self.ok("run", "--raw", "-t", "0", "-n", "6", *flags, "def f(x):").stdout
+
+        plain = answer()
+        token, text = self.ok("tokenize", " re").stdout.splitlines()[-1].split("\t")
+        wanted = ["--logit-bias", token + "=100"]
+        self.assertEqual(answer(*wanted), text * 6 + "\n")
+        self.assertEqual(answer(*wanted, "--ban", token), plain)  # a mask stands behind biases
+        self.assertNotEqual(answer(*wanted, "--presence-penalty", "100"), answer(*wanted))
+        long = ["--raw", "-t", "0", "-n", "40", "def f(x):"]
+        self.assertNotEqual(self.ok("run", "--repetition-penalty", "2", *long).stdout, self.ok("run", *long).stdout)
+        self.assertNotEqual(self.ok("run", "--frequency-penalty", "2", *long).stdout, self.ok("run", *long).stdout)
 
     def test_found_by_the_environment(self):
         result = lode("run", "-t", "0", "-n", "2", "Hi", LODE_SOCKET=self.stack.socket)
