@@ -258,6 +258,11 @@ Status CheckDraftTensors(const ModelSource& head) {
   for (const TensorSpec& spec : ModelTensors(config)) {
     if (spec.layer == static_cast<int32_t>(config.layers)) LODE_RETURN_IF_ERROR(CheckOne(head, spec, &known));
   }
+  for (const TensorInfo& tensor : head.tensors()) {
+    if (!tensor.name.starts_with("blk.0.") || known.contains(tensor.name)) continue;
+    return InvalidArgument("{} is a whole model, not a separate draft head: its own draft layer, if it has one, is used "
+                           "without --mtp when it is given as --model", head.description());
+  }
   return CheckUnknown(head, known);
 }
 

@@ -171,6 +171,13 @@ TEST(DraftHead, ReducedVocabularyGivesTheSameLogits) {
   }
 }
 
+TEST(DraftHead, AWholeModelIsNoHead) {
+  const std::string refusal =
+      Message(LocalEngine::Create(DemoModelPath(), Reference(DemoModelPath())).status());
+  EXPECT_NE(refusal.find("is a whole model, not a separate draft head"), std::string::npos)
+      << refusal;
+}
+
 TEST(DraftHead, WrongHeadsAreRefusedByName) {
   const test::TempFolder folder;
   WriteDraftHead({}, folder.File("head.gguf"));
