@@ -60,7 +60,8 @@ struct PolicyConstants {
   // neighbours' costs fresh.
   uint32_t probe_every = 32;
   // Every n-th of all tries goes through the other depths in turn, each twice (one window is not
-  // believed), whatever they promise: a cost that was learned under another tier or load may hide the best depth behind a bad neighbour.
+  // believed), whatever they promise: a cost that was learned under another tier or load may hide
+  // the best depth behind a bad neighbour.
   uint32_t far_every = 4;
   // Another number of rows must promise this much more than none at all: noise is no reason to
   // draft.

@@ -260,8 +260,9 @@ Status CheckDraftTensors(const ModelSource& head) {
   }
   for (const TensorInfo& tensor : head.tensors()) {
     if (!tensor.name.starts_with("blk.0.") || known.contains(tensor.name)) continue;
-    return InvalidArgument("{} is a whole model, not a separate draft head: its own draft layer, if it has one, is used "
-                           "without --mtp when it is given as --model", head.description());
+    return InvalidArgument("{} is a whole model, not a separate draft head: its own draft layer, if it has "
+                           "one, is used without --mtp when it is given as --model",
+                           head.description());
   }
   return CheckUnknown(head, known);
 }
