@@ -110,6 +110,9 @@ void OpenToGroup(const std::string& path, const std::string& group) {
   }
 }
 
+// For what ended calls still have to send. Only cut calls make a shutdown wait for all of it.
+constexpr std::chrono::milliseconds kLastWords{250};
+
 class ApiServerImpl final : public ApiServer {
  public:
   explicit ApiServerImpl(const ApiContext& context) : service_(context) {}
@@ -143,9 +146,9 @@ class ApiServerImpl final : public ApiServer {
     service_.Drain();
     SetServing(false);
     service_.WaitIdle(deadline_ns);
-    // Only cut calls are left: ours past the deadline, and health watchers, who never end by
-    // themselves.
-    server_->Shutdown(std::chrono::system_clock::now());
+    // Left are calls that are to be cut (ours past the deadline, and health watchers, who never end by
+    // themselves) and calls whose handler has just returned: their status still has to leave.
+    server_->Shutdown(std::chrono::system_clock::now() + kLastWords);
     server_->Wait();
     server_.reset();
     metrics_.reset();
