@@ -234,6 +234,7 @@ void CpuLanes::CountPlan(uint32_t layer) {
   const uint64_t bytes = arenas_.weight_bytes(layer);
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     counts_.lookups[lane] += plan.n_by_lane[lane];
+    counts_.layer_lookups[layer][lane] = static_cast<uint16_t>(plan.n_by_lane[lane]);
     counts_.bytes[lane] += plan.n_by_lane[lane] * bytes;
   }
   for (uint32_t i = 0; i < plan.n_experts; ++i) {

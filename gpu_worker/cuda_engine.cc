@@ -22,7 +22,10 @@ namespace {
 enum Word : uint32_t { kWordDone = 0, kWordNotFinite = 8, kWords = 16 };  // a cache line each
 // Looks at the done word without sleeping for this long: a window of a resident model ends in it.
 constexpr uint64_t kSpinNs = 200'000;
-// Afterwards the core belongs to the CPU workers; a nap ends some 10 us late at most.
+// Afterwards the core belongs to the CPU workers, but for this part of the window's usual time
+// before and behind its usual end: a nap takes 60 to 100 us, however short it was meant to be.
+constexpr uint64_t kNearEnd = 8;
+constexpr uint64_t kUsualWeight = 8;  // a window moves what is usual by 1/8
 constexpr long kNapNs = 10'000;
 constexpr uint64_t kLookNs = 5'000'000;  // between two looks at the stream's error
 // Every wait inside a window ends by itself long before (the lanes' deadlines end all later ones).
@@ -76,8 +79,7 @@ CudaEngine::CudaEngine(const CudaEngineOptions& options, const ModelConfig& conf
       arenas_(arenas),
       forward_(forward),
       lanes_(std::move(lanes)),
-      pool_(std::max(1u, options.host_threads)),
-      bench_(config.experts, config.experts_used, 1) {
+      pool_(std::max(1u, options.host_threads)) {
   if (options.link_bytes_per_second > 0) {
     costs_.StartPull(static_cast<double>(lanes_->expert_bytes()) / options.link_bytes_per_second *
                      kNsPerSecond);
@@ -253,10 +255,13 @@ WindowOutcome CudaEngine::Run(const StepParams& params, const LanesWindow& windo
              .cpu_fixed_ns = LaneCosts::kFixedNs};
   uint64_t busy[kCpuWorkersMax];
   ReadBusy(busy);
-  if (options_.bench_routing) lanes_->DrawRouting(&bench_, params.n_rows);
+  lanes_->SendForced();
   if (!window.cpu_lane_down) SetEpoch(true);
   Launch(params, stage_ns != nullptr);
   LODE_FAULT("gpu_worker.window_launched");
+  // The host has nothing else to do now, and behind the window somebody waits for it.
+  if (tier_ != nullptr) tier_->PlanAhead();
+  lanes_->DrawForced();
   AwaitEnd();
   SetEpoch(false);
   Collect(params, busy);
@@ -282,18 +287,21 @@ void CudaEngine::Launch(const StepParams& params, bool timed) {
   lanes_->window()->sequence = ++sequence_;
   lanes_->header()->gpu_heartbeat.fetch_add(1, std::memory_order_relaxed);
   device_.StageWindow(params);
+  launched_ns_ = NowNs();
   OrFault(graphs_[timed][params.n_rows]->Launch(device_.stream()));
 }
 
 void CudaEngine::AwaitEnd() {
   std::atomic_ref<uint64_t> done(words_[kWordDone]);
-  const uint64_t begin = NowNs();
-  uint64_t looked = begin;
+  uint64_t& usual = usual_ns_[current_.n_rows];
+  const uint64_t begin = launched_ns_, near = usual / kNearEnd;
+  uint64_t looked = begin, waited = 0;
   // Acquire: pairs with the release at the end of EndKernel; what the window left in pinned memory
   // is complete.
   while (done.load(std::memory_order_acquire) != sequence_) {
     const uint64_t now = NowNs();
-    if (now - begin < kSpinNs) {
+    waited = now - begin;
+    if (waited < kSpinNs || (waited + near > usual && waited < usual + near)) {
       SpinPause();
       continue;
     }
@@ -301,13 +309,14 @@ void CudaEngine::AwaitEnd() {
       OrFault(cuda::Look(device_.stream()));
       looked = now;
     }
-    if (now - begin > kWindowNsMax) {
+    if (waited > kWindowNsMax) {
       DeviceFault(DeadlineExceeded("a window did not end within {} s; the device hangs",
                                    kWindowNsMax / 1'000'000'000));
     }
     const timespec nap = {0, kNapNs};
     nanosleep(&nap, nullptr);
   }
+  usual = usual == 0 ? waited : usual - usual / kUsualWeight + waited / kUsualWeight;
 }
 
 // The first failure by layer; inside a layer the device's own values come before the workers' word.
@@ -327,11 +336,14 @@ void CudaEngine::ReadBusy(uint64_t* busy) const {
 
 void CudaEngine::Collect(const StepParams& params, const uint64_t* busy_before) {
   const auto lane = [](Lane l) { return static_cast<uint32_t>(l); };
+  counts_.device_ns = report_->ended_ns - report_->began_ns;
+  lanes_->PutForced(host_routed_, params.n_rows);
   uint32_t jobs = 0;
   for (uint32_t layer = 0; layer < config_.layers; ++layer) {
     const uint32_t* by_lane = report_->by_layer[layer];
     for (uint32_t l = 0; l < kLanes; ++l) {
       counts_.lookups[l] += by_lane[l];
+      counts_.layer_lookups[layer][l] = static_cast<uint16_t>(by_lane[l]);
       counts_.bytes[l] += by_lane[l] * arenas_.weight_bytes(layer);
     }
     const uint64_t* marks = report_->marks[layer];

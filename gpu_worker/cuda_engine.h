@@ -30,7 +30,6 @@ struct CudaEngineOptions {
   uint32_t host_threads = 1;  // of the sampler
   uint64_t wait_ns = 200'000'000, wait_max_ns = 500'000'000;
   double link_bytes_per_second = 0;  // as probed; 0: not known
-  bool bench_routing = false;        // the lanes' routing was forced: draw it for every window
 };
 
 class CudaEngine final : public WindowEngine {
@@ -113,10 +112,11 @@ class CudaEngine final : public WindowEngine {
   StepParams current_ = {};  // of the window that is enqueued
   LaneCounts counts_;
   LaneCosts costs_;
-  BenchRouting bench_;
   // Copies of the costs that any thread may read, [rows - 1].
   std::atomic<uint32_t> shown_pull_ns_[kWindowRowsMax] = {}, shown_cpu_ns_[kWindowRowsMax] = {};
   uint64_t sequence_ = 0;
+  uint64_t launched_ns_ = 0;                     // host clock
+  uint64_t usual_ns_[kWindowRowsMax + 1] = {};   // [rows]: launch to end, a moving average
 };
 
 }  // namespace lode

@@ -65,7 +65,7 @@ LODE_DEVICE void CopyWords(T* to, const T* from, uint64_t bytes) {
 
 struct PlanArgs {
   uint32_t layer, n_rows, n_forms;
-  const RoutedRow* routed;
+  RoutedIds routed;
   ActForm forms[kActFormsMax];
 };
 
@@ -168,7 +168,7 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   WaitForPrevious();
   const bool is_void = IsVoid(c);
   for (uint32_t i = ThreadId(); i < a.n_rows * used; i += ThreadCount())
-    routed[i / used].ids[i % used] = a.routed[i / used].ids[i % used];
+    routed[i / used].ids[i % used] = a.routed.ids[i / used * a.routed.stride + i % used];
   SendActivations(c, a, parity, !is_void && window.split.cpu_lane_down == 0);
   if (is_void) {
     if (BlockX() == 0) PlanNothing(c, a, c.parity[parity]);
@@ -375,17 +375,11 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   uint32_t* words = reinterpret_cast<uint32_t*>(c.report);
   for (uint32_t i = ThreadId(); i < sizeof(LaneReport) / sizeof(uint32_t); i += ThreadCount())
     words[i] = 0;
+  SyncBlock();
+  if (ThreadId() == 0) c.report->began_ns = ClockNs();
   if (ThreadId() < 2) *c.parity[ThreadId()].tag = 0;
   if (ThreadId() == 0) *c.arrived = 0;
   if (ThreadId() == 0) *c.answered = 0;
-}
-
-LODE_KERNEL(kPlanThreads) ForceRoutingKernel(RoutedRow* routed, const uint16_t* ids, uint32_t used,
-                                              uint32_t n_rows) {
-  LetNextStart();
-  WaitForPrevious();
-  for (uint32_t i = ThreadId(); i < n_rows * used; i += ThreadCount())
-    routed[i / used].ids[i % used] = ids[i / used * kExpertsUsedMax + i % used];
 }
 
 // Every block reads its share of every piece, 16 bytes per load, four in flight per thread.
@@ -432,8 +426,11 @@ LODE_KERNEL(kEndThreads) EndKernel(EndCopies e, uint32_t n_rows) {
         to[i] = from[i];
     }
   } else if (BlockX() == 0) {
-    CopyWords(e.host_report, e.report, sizeof(LaneReport));
-    if (ThreadId() == 0) *e.host_not_finite = e.block->not_finite;
+    CopyWords(e.host_report, e.report, offsetof(LaneReport, ended_ns));
+    if (ThreadId() == 0) {
+      *e.host_not_finite = e.block->not_finite;
+      e.host_report->ended_ns = ClockNs();
+    }
   } else if (BlockX() == 1) {
     CopyWords(e.host_routed, e.routed, uint64_t{e.n_routed} * sizeof(RoutedRow));
   } else if (BlockX() == 2 && e.stamps != nullptr) {
@@ -455,7 +452,7 @@ void LaunchBegin(CUstream_st* stream, const LaneConstants& c) {
 }
 
 void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
-                const RoutedRow* routed, const ActForm* forms, uint32_t n_forms) {
+                const RoutedIds& routed, const ActForm* forms, uint32_t n_forms) {
   PlanArgs args = {layer, n_rows, n_forms, routed, {}};
   for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
   const uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows;
@@ -489,11 +486,6 @@ void LaunchAnswer(CUstream_st* stream, const LaneConstants& c, uint32_t layer, u
                   const AnswerArgs& args) {
   LaunchAhead(stream, Grid{(c.shape.hidden + kPlanThreads - 1) / kPlanThreads, n_rows},
               kPlanThreads, 0, AnswerKernel, c, args, layer);
-}
-
-void LaunchForceRouting(CUstream_st* stream, RoutedRow* routed, const uint16_t* ids, uint32_t used,
-                        uint32_t n_rows) {
-  LaunchAhead(stream, Grid{1}, kPlanThreads, 0, ForceRoutingKernel, routed, ids, used, n_rows);
 }
 
 void LaunchProbe(CUstream_st* stream, const uint8_t* const* pieces, uint32_t n, uint64_t bytes,

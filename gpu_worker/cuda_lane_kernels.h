@@ -28,6 +28,7 @@ struct LaneReport {
   uint32_t row_lookups[kWindowRowsMax][kLanes];
   uint32_t by_layer[kLayersMax][kLanes];
   uint64_t marks[kLayersMax][kLayerMarks];
+  uint64_t began_ns, ended_ns;  // device clock, first kernel and last
 };
 
 // What exists twice, by layer parity. Device memory.
@@ -69,9 +70,18 @@ inline constexpr uint32_t kActFormsMax = 2;  // gate and up
 
 // Zeroes the report and the parities' tags.
 void LaunchBegin(CUstream_st* stream, const LaneConstants& c);
+// The routed ids of a layer's rows, ids[row * stride + order]: in its RoutedRows, or, in benchmarks,
+// in a list that replaces the router's choice.
+struct RoutedIds {
+  const uint16_t* ids;
+  uint32_t stride;
+};
+inline RoutedIds IdsOf(const RoutedRow* rows) {
+  return {rows->ids, sizeof(RoutedRow) / sizeof(uint16_t)};
+}
 // Plan, list, table, job, activations, bell, in one kernel.
 void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
-                const RoutedRow* routed, const ActForm* forms, uint32_t n_forms);
+                const RoutedIds& routed, const ActForm* forms, uint32_t n_forms);
 // The staged pull lane: copies of one part of every listed piece, by few blocks with enough loads in
 // flight to fill the link. bytes_max: of that part of any piece of the layer. Sets kPulled.
 struct CopyShape {
@@ -92,9 +102,6 @@ struct AnswerArgs {
 };
 void LaunchAnswer(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
                   const AnswerArgs& args);
-// Benchmarks only: overwrites the ids of one layer's rows, ids[row * kExpertsUsedMax + order].
-void LaunchForceRouting(CUstream_st* stream, RoutedRow* routed, const uint16_t* ids, uint32_t used,
-                        uint32_t n_rows);
 // stamps[index] = device clock.
 void LaunchStamp(CUstream_st* stream, uint64_t* stamps, uint32_t index);
 

@@ -20,6 +20,8 @@ namespace {
 
 constexpr uint32_t kActBlocks[] = {32, 64, 256};  // by exchange form - 1
 constexpr int kExitDeviceFault = 1;
+constexpr size_t kLayerIds = size_t{kWindowRowsMax} * kExpertsUsedMax;
+constexpr uint64_t kBenchSeed = 1;
 
 // One expert of a node's arena: gate, up and down behind each other, each on a 64-byte border.
 struct NodeStride {
@@ -77,7 +79,8 @@ StatusOr<std::unique_ptr<CudaLanes>> CudaLanes::Create(CudaDevice& device, const
 
 CudaLanes::~CudaLanes() {
   for (void* memory : {static_cast<void*>(host_window_), static_cast<void*>(host_places_),
-                       static_cast<void*>(host_residency_), static_cast<void*>(host_forced_)}) {
+                       static_cast<void*>(host_residency_), static_cast<void*>(host_forced_[0]),
+                       static_cast<void*>(host_forced_[1])}) {
     if (memory != nullptr) cuda::FreePinned(memory);
   }
   for (CUstream_st* stream : {copies_, staged_}) cuda::CloseStream(stream);
@@ -243,21 +246,40 @@ StatusOr<double> CudaLanes::ProbeLink() {
 }
 
 Status CudaLanes::ForceRouting() {
-  const size_t bytes =
-      size_t{arenas_.layers()} * kWindowRowsMax * kExpertsUsedMax * sizeof(uint16_t);
-  LODE_ASSIGN_OR_RETURN(void* device, device_.Allocate("lanes forced routing", bytes));
-  LODE_ASSIGN_OR_RETURN(void* host, cuda::AllocateZeroedPinned(bytes, "forced routing"));
+  LODE_ASSIGN_OR_RETURN(void* device, device_.Allocate("lanes forced routing", ForcedBytes()));
   forced_ = static_cast<uint16_t*>(device);
-  host_forced_ = static_cast<uint16_t*>(host);
+  for (uint16_t*& host : host_forced_) {
+    LODE_ASSIGN_OR_RETURN(void* memory, cuda::AllocateZeroedPinned(ForcedBytes(), "forced routing"));
+    host = static_cast<uint16_t*>(memory);
+  }
+  bench_.emplace(arenas_.experts(), c_.shape.experts_used, kBenchSeed);
+  DrawForced();
   return OkStatus();
 }
 
-void CudaLanes::DrawRouting(BenchRouting* routing, uint32_t n_rows) {
-  constexpr size_t kLayerIds = size_t{kWindowRowsMax} * kExpertsUsedMax;
-  for (uint32_t layer = 0; layer < arenas_.layers(); ++layer)
-    routing->Draw(n_rows, kExpertsUsedMax, host_forced_ + layer * kLayerIds);
-  cuda::CopyAsync(forced_, host_forced_, arenas_.layers() * kLayerIds * sizeof(uint16_t),
-                  device_.stream());
+size_t CudaLanes::ForcedBytes() const {
+  return arenas_.layers() * kLayerIds * sizeof(uint16_t);
+}
+
+void CudaLanes::SendForced() {
+  if (!bench_) return;
+  std::swap(host_forced_[0], host_forced_[1]);
+  cuda::CopyAsync(forced_, host_forced_[0], ForcedBytes(), device_.stream());
+}
+
+// For as many rows as a window may have: a row depends on those before it only.
+void CudaLanes::DrawForced() {
+  for (uint32_t layer = 0; bench_ && layer < arenas_.layers(); ++layer)
+    bench_->Draw(kWindowRowsMax, kExpertsUsedMax, host_forced_[1] + layer * kLayerIds);
+}
+
+void CudaLanes::PutForced(RoutedRow* routed, uint32_t n_rows) const {
+  for (uint32_t layer = 0; bench_ && layer < arenas_.layers(); ++layer) {
+    for (uint32_t row = 0; row < n_rows; ++row) {
+      std::copy_n(host_forced_[0] + layer * kLayerIds + row * kExpertsUsedMax, c_.shape.experts_used,
+                  routed[layer * kWindowRowsMax + row].ids);
+    }
+  }
 }
 
 void CudaLanes::EnqueueBegin() {
@@ -288,12 +310,10 @@ WindowOutcome CudaLanes::Start(uint32_t layer, const float* x, uint32_t n_rows,
       f.bytes = static_cast<uint32_t>(ActLayout{arenas_.hidden(), kActBlocks[form - 1]}.bytes());
     }
   }
-  if (forced_ != nullptr) {
-    cuda::LaunchForceRouting(
-        device_.stream(), const_cast<RoutedRow*>(routed),
-        forced_ + size_t{layer} * kWindowRowsMax * kExpertsUsedMax, c_.shape.experts_used, n_rows);
-  }
-  cuda::LaunchPlan(device_.stream(), c_, layer, n_rows, routed, forms, n_forms);
+  const cuda::RoutedIds ids =
+      bench_ ? cuda::RoutedIds{forced_ + layer * kLayerIds, kExpertsUsedMax}
+             : cuda::IdsOf(routed);
+  cuda::LaunchPlan(device_.stream(), c_, layer, n_rows, ids, forms, n_forms);
   const cuda::LaneParity& p = c_.parity[layer & 1];
   if (c_.staging.experts > 0) RecordStaged(layer, x);
   device_.LaunchExperts(FormatsOf(layer), p.lists.list, x, p.results);

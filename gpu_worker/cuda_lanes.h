@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "gpu_worker/arena_set.h"
 #include "gpu_worker/bench_routing.h"
@@ -51,9 +52,14 @@ class CudaLanes final : public ExpertLanes {
   const float* Result(uint32_t layer, uint32_t row, uint32_t order) const override;
 
   // ---- window border, nothing of a window running
-  // Benchmarks: from now on recorded layers take their ids from here instead of the router's choice.
+  // Benchmarks: recorded layers take drawn ids instead of the router's choice. Before the engine is
+  // made. The three calls behind it do nothing without it: the next window's draws go to the device;
+  // those of the window behind it are made, while one runs; `routed` [layer][row] gets the ids that
+  // the window used.
   Status ForceRouting();
-  void DrawRouting(BenchRouting* routing, uint32_t n_rows);
+  void SendForced();
+  void DrawForced();
+  void PutForced(RoutedRow* routed, uint32_t n_rows) const;
 
   cuda::LaneWindow* window() { return host_window_; }  // pinned; read when the next window starts
   // Residency and slots, when the tier changed them.
@@ -75,6 +81,7 @@ class CudaLanes final : public ExpertLanes {
   void RecordStaged(uint32_t layer, const float* x);
   void FillConstants(uint8_t* exchange);
   void FillPlaces();
+  size_t ForcedBytes() const;
 
   CudaDevice& device_;
   const ArenaSet& arenas_;
@@ -85,8 +92,10 @@ class CudaLanes final : public ExpertLanes {
   cuda::LaneWindow* host_window_ = nullptr;
   cuda::LayerPlace* host_places_ = nullptr;  // [layers]
   uint16_t* host_residency_ = nullptr;       // [layers][experts]
-  uint16_t* host_forced_ = nullptr;  // [layer][row][kExpertsUsedMax], null: the router decides
-  uint16_t* forced_ = nullptr;       // device
+  // [of the window at hand, of the next][layer][row][kExpertsUsedMax], null: the router decides.
+  uint16_t* host_forced_[2] = {};
+  uint16_t* forced_ = nullptr;  // device, one of them
+  std::optional<BenchRouting> bench_;
   // Branches of the graph, null without staging: copies; the products of what has come.
   CUstream_st *copies_ = nullptr, *staged_ = nullptr;
   uint32_t n_rows_ = 0;  // of the window that is being recorded

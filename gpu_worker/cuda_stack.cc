@@ -115,7 +115,6 @@ class Stack final : public CudaStack {
     if (std::getenv("LODE_BENCH_ROUTING") != nullptr) {
       spdlog::warn("LODE_BENCH_ROUTING is set: experts are drawn, the router does not decide");
       LODE_RETURN_IF_ERROR(lanes->ForceRouting());
-      options.bench_routing = true;
     }
 #endif
     options.generation = generation_;

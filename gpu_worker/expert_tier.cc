@@ -155,21 +155,26 @@ void ExpertTier::WindowDone() {
   changed_.notify_all();
 }
 
+void ExpertTier::PlanAhead() {
+  if (windows_in_round_ >= params_.round_windows && !planned_) planned_ = Plan();
+}
+
 // `static` learns nothing, but its counters decay all the same: a later switch of the policy finds
-// them in range.
+// them in range. A plan made ahead still fits: landing since then concerns none of its experts.
 uint64_t ExpertTier::RunRound(TierPolicy policy) {
   uint64_t swaps = 0;
   if (policy == TierPolicy::kDecayedLfu && outstanding_ < params_.swaps_max) {
-    LfuParams params = params_;
-    params.swaps_max -=
-        outstanding_;  // slow copies slow the policy down; slots never pile up empty
-    for (const Swap& s : PlanSwaps(counts_, states_, layers_, experts_, params)) {
+    const std::vector<Swap> plan = planned_ ? std::move(*planned_) : Plan();
+    // Slow copies slow the policy down; slots never pile up empty.
+    const size_t n = std::min<size_t>(plan.size(), params_.swaps_max - outstanding_);
+    for (const Swap& s : std::span(plan).first(n)) {
       const uint16_t slot = residency_[Index(s.layer, s.victim)];
       Evict(s.layer, s.victim);
       Queue({s.layer, s.newcomer, slot, windows_begun_});
       ++swaps;
     }
   }
+  planned_.reset();
   DecayCounts(counts_, params_);
   return swaps;
 }
@@ -200,6 +205,7 @@ bool ExpertTier::Resize(uint64_t budget_bytes) {
     if (windows_done_ != windows_begun_) return false;
   }
   CancelUploads();
+  planned_.reset();
   std::vector<uint8_t> resident(states_.size());
   for (size_t i = 0; i < states_.size(); ++i) resident[i] = states_[i] == TierState::kResident;
   const std::vector<ExpertRef> order = ResizeOrder(order_, counts_, resident, experts_);

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -62,6 +63,9 @@ class ExpertTier {
   uint64_t table_version() const { return table_version_; }
   // Every routed id of every row adds 1.
   void Count(uint32_t layer, const RoutedRow* rows, uint32_t n_rows, uint32_t experts_used);
+  // Decides the next round's swaps now, where the next border has one: for devices that leave the
+  // host idle while a window runs. What is counted later waits for the round behind it.
+  void PlanAhead();
 
   // ---- between windows
   // -------------------------------------------------------------------------------------------------
@@ -101,6 +105,7 @@ class ExpertTier {
   void Queue(const Upload& upload);
   uint64_t Land();
   uint64_t RunRound(TierPolicy policy);
+  std::vector<Swap> Plan() const { return PlanSwaps(counts_, states_, layers_, experts_, params_); }
   bool Resize(uint64_t budget_bytes);
   void CancelUploads();
   void ResizeLayer(uint16_t layer, const std::vector<uint16_t>& wanted);
@@ -122,6 +127,7 @@ class ExpertTier {
   uint64_t table_version_ = 0;
   uint64_t windows_begun_ = 0;
   uint32_t windows_in_round_ = 0;
+  std::optional<std::vector<Swap>> planned_;  // by falling gain; of the round at the next border
   uint32_t outstanding_ = 0;  // uploads queued and not landed
   uint64_t resident_experts_ = 0, resident_bytes_ = 0;
 

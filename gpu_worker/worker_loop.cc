@@ -195,6 +195,8 @@ void GpuWorkerLoop::FillRows(const WindowPlan& plan, const StepParams& params,
 void GpuWorkerLoop::FillCounts(const StepParams& params, const uint32_t* row_of,
                                WindowResult* result) const {
   const LaneCounts& counts = parts_.engine->counts();
+  result->device_ns = counts.device_ns;
+  std::memcpy(result->layer_lookups, counts.layer_lookups, sizeof(result->layer_lookups));
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     result->lookups[lane] = counts.lookups[lane];
     result->bytes[lane] = counts.bytes[lane];

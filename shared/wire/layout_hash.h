@@ -116,6 +116,7 @@ inline constexpr uint64_t kWindowLayoutHash = LayoutHash({
     offsetof(WindowResult, drafts),
     offsetof(WindowResult, draft_p),
     offsetof(WindowResult, lookups),
+    offsetof(WindowResult, layer_lookups),
     offsetof(WindowResult, draft_ns),
     offsetof(WindowResult, stage_ns),
     offsetof(WindowResult, resident_experts),

@@ -58,6 +58,8 @@ struct WindowResult {
   uint64_t lookups[kLanes];
   uint64_t bytes[kLanes];
   uint64_t lane_ns[kLanes];   // busy time of each lane, summed over layers
+  uint64_t device_ns;         // first to last kernel of the window's graph by the device's clock; 0 on the cpu device
+  uint16_t layer_lookups[kLayersMax][kLanes];  // `lookups` of each layer
   uint64_t window_ns;         // plan taken -> result published, drafting included
   uint64_t draft_ns;          // of it behind the picks: catching up and guessing
   uint32_t draft_passes;      // of the draft head: 1 for catching up and first guesses, 1 for each further depth

@@ -5,10 +5,11 @@
 //
 //   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=BYTES[,BYTES...]
 //       workers=1 threads=0 share=-1 split=fixed[,balanced] tier=static|decayed_lfu staging=BYTES
-//       hbm_gbs=4290 name=LABEL
+//       use=0[,N...] hbm_gbs=4290 name=LABEL
 //
 // vram: the first is the worker's budget; smaller ones follow without a restart, as if the card were
-// that small (a big model takes a minute to make).
+// that small (a big model takes a minute to make). use: how many of the CPU workers' threads work; 0:
+// all.
 // Prints per row count: the window; each lane alone (all misses on the CPU, all misses pulled), which
 // gives the ceiling of the model's floor formula beside the one from the window's own lane clocks;
 // stages; what uploads of the VRAM tier cost. Figures count only on a quiet machine.
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -73,6 +75,11 @@ class Bench {
     o.wait_ms = 2000;
     o.wait_max_ms = 5000;
     LODE_ASSIGN_OR_RETURN(source_, ModelSource::Open(model_));
+    for (uint32_t layer = 0; layer < source_->config().layers; ++layer) {
+      LODE_ASSIGN_OR_RETURN(const ExpertTensors t, FindExperts(*source_, layer));
+      const uint64_t bytes = t.gate->bytes + (t.fused ? 0 : t.up->bytes) + t.down->bytes;
+      expert_mb_.push_back(static_cast<double>(bytes) / source_->config().experts / 1e6);
+    }
     LODE_ASSIGN_OR_RETURN(const Topology topology,
                           ReadTopology(TopologyOptions::FromEnvironment()));
     LODE_ASSIGN_OR_RETURN(EngineSetup setup, MakeSetup(o, *source_, topology, folder_ + "/w.sock",
@@ -119,9 +126,14 @@ class Bench {
         if (s_.at("split").find(balanced ? "balanced" : "fixed") == std::string::npos) continue;
         tunables_.split_policy = static_cast<uint32_t>(split);
         tunables_.epoch = ++tunables_epoch_;
-        label_ = s_.at("name") + (balanced ? " balanced" : "");
-        for (const uint64_t rows : List("rows"))
-          LODE_RETURN_IF_ERROR(Run(static_cast<uint32_t>(rows)));
+        for (const uint64_t use : List("use")) {
+          tunables_.cpu_threads = static_cast<uint32_t>(use);
+          tunables_.epoch = ++tunables_epoch_;
+          label_ = fmt::format("{}{}{}", s_.at("name"), balanced ? " balanced" : "",
+                               use > 0 ? fmt::format(", {} threads", use) : "");
+          for (const uint64_t rows : List("rows"))
+            LODE_RETURN_IF_ERROR(Run(static_cast<uint32_t>(rows)));
+        }
       }
     }
     return OkStatus();
@@ -147,6 +159,8 @@ class Bench {
     LODE_ASSIGN_OR_RETURN(const double cpu_alone, LaneAlone(n_rows, Lane::kCpu));
     LODE_ASSIGN_OR_RETURN(const double pull_alone, LaneAlone(n_rows, Lane::kPull));
     Print(n_rows, all, cpu_alone, pull_alone);
+    std::printf("    mean ms: plan to result %.3f, first to last kernel %.3f\n",
+                all.asked_ns / all.n() / 1e6, all.device_ns / all.n() / 1e6);
     PrintStages(timed);
     PrintSwaps(all);
     std::fflush(stdout);
@@ -158,6 +172,8 @@ class Bench {
     std::vector<double> ms;  // sorted
     double lookups[kLanes] = {}, bytes[kLanes] = {}, lane_ns[kLanes] = {};
     double stage_ns[kStages] = {};
+    double device_ns = 0, asked_ns = 0;  // first to last kernel; plan given to result taken
+    std::vector<std::array<uint16_t, kLanes>> layers;  // lookups, of all windows one behind the other
     double swaps = 0, uploaded = 0;
     // Of windows at whose border copies landed or started, and of the others: [uploads].
     std::vector<double> ms_by[2];
@@ -184,7 +200,12 @@ class Bench {
     bool before = false;
     for (uint32_t i = 0; i < windows; ++i) {
       WindowResult r = {};
+      const uint64_t begin = NowNs();
       LODE_RETURN_IF_ERROR(One(n_rows, flags, &r));
+      f.asked_ns += static_cast<double>(NowNs() - begin);
+      f.device_ns += static_cast<double>(r.device_ns);
+      for (uint32_t layer = 0; layer < source_->config().layers; ++layer)
+        f.layers.push_back(std::to_array(r.layer_lookups[layer]));
       f.ms.push_back(static_cast<double>(r.window_ns) / 1e6);
       for (uint32_t l = 0; l < kLanes; ++l) {
         f.lookups[l] += static_cast<double>(r.lookups[l]);
@@ -262,13 +283,19 @@ class Bench {
     const auto it = facts_.find(name);
     return it == facts_.end() ? 0 : std::strtod(it->second.c_str(), nullptr);
   }
-  // ms: dense bytes, then the slowest lane.
+  // ms a window: dense bytes, then the slowest lane of each layer: lanes meet at its end.
   double Ceiling(const Figures& f, double pull_gbs, double cpu_gbs) const {
-    const double hbm = Number(s_, "hbm_gbs");
-    const auto ms = [](double mb, double gbs) { return gbs > 0 ? mb / gbs : 0; };
-    return Fact("dense_bytes") / 1e6 / hbm +
-           std::max({ms(f.mb(Lane::kHit), hbm), ms(f.mb(Lane::kPull), pull_gbs),
-                     ms(f.mb(Lane::kCpu), cpu_gbs)});
+    const double gbs[kLanes] = {Number(s_, "hbm_gbs"), pull_gbs, cpu_gbs};
+    double ms = 0;
+    for (size_t i = 0; i < f.layers.size(); ++i) {
+      double slowest = 0;
+      for (uint32_t l = 0; l < kLanes; ++l) {
+        const double mb = f.layers[i][l] * expert_mb_[i % expert_mb_.size()];
+        if (gbs[l] > 0) slowest = std::max(slowest, mb / gbs[l]);
+      }
+      ms += slowest;
+    }
+    return Fact("dense_bytes") / 1e6 / gbs[0] + ms / f.n();
   }
 
   void Print(uint32_t n_rows, const Figures& f, double cpu_alone, double pull_alone) const {
@@ -320,6 +347,7 @@ class Bench {
   std::unique_ptr<Supervisor> supervisor_;
   std::shared_ptr<const GpuLink> link_;
   std::map<std::string, std::string> facts_;
+  std::vector<double> expert_mb_;  // [layer]
   Tunables tunables_ = {};
   uint64_t window_ = 0, epoch_ = 0, tunables_epoch_ = 1;
   uint32_t position_ = 0;
@@ -327,7 +355,7 @@ class Bench {
 
 Status Main(int argc, char** argv) {
   Settings settings = {{"device", "cuda"}, {"rows", "1,4"},  {"windows", "40"},
-                       {"vram", "0"},      {"workers", "1"}, {"threads", "0"},
+                       {"vram", "0"},      {"workers", "1"}, {"threads", "0"}, {"use", "0"},
                        {"share", "-1"},    {"split", "fixed"}, {"tier", "decayed_lfu"},
                        {"hbm_gbs", "4290"}, {"name", "bench"},
                        {"staging", std::to_string(Options{}.pull_staging)}};

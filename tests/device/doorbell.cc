@@ -236,7 +236,7 @@ class Doorbell {
   void EnqueueLayer(const Kind& kind, uint32_t layer) {
     const cuda::ActForm form = {acts_, act_bytes_, act_bytes_,
                                 static_cast<uint32_t>(layout_.form_offset(2))};
-    cuda::LaunchPlan(stream_, c_, layer, n_rows_, routed_, &form, 1);
+    cuda::LaunchPlan(stream_, c_, layer, n_rows_, cuda::IdsOf(routed_), &form, 1);
     const bool pulls = kind.pull_bytes > 0;
     const bool overlap = cuda::launches_overlap;
     if (pulls) {

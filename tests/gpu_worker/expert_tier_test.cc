@@ -147,6 +147,30 @@ TEST_F(TierTest, UploadWaitsForTheLastWindowThatNamedTheSlot) {
   EXPECT_EQ(tier->residency(0)[5], 0);
 }
 
+// A round decided while its last window runs does not see what that window routes; a budget that
+// changes at the same border makes it void.
+TEST_F(TierTest, PlansAheadWhileAWindowRuns) {
+  for (const bool resize : {false, true}) {
+    const auto tier = Make(3);
+    for (int window = 0; window < 4; ++window) {
+      tier->Border(TierPolicy::kDecayedLfu, Budget(3));
+      if (window == 0) Route(tier.get(), 0, {5}, 4);
+      tier->PlanAhead();
+      if (window == 3) Route(tier.get(), 0, {6}, 8);  // hotter, but too late
+      tier->WindowDone();
+    }
+    const TierStep step = tier->Border(TierPolicy::kDecayedLfu, Budget(resize ? 2 : 3));
+    EXPECT_EQ(step.swaps, 1u);
+    tier->WindowDone();
+    ASSERT_TRUE(tier->WaitUploads(Soon()));
+    tier->Border(TierPolicy::kDecayedLfu, Budget(resize ? 2 : 3));
+    EXPECT_EQ(tier->residency(0)[5] != kNotResident, !resize);
+    EXPECT_EQ(tier->residency(0)[6] != kNotResident, resize);
+    CheckTables(*tier, Budget(resize ? 2 : 3));
+    tier->WindowDone();
+  }
+}
+
 TEST_F(TierTest, StaticPolicyNeverSwaps) {
   const auto tier = Make(3);
   for (int window = 0; window < 20; ++window) {
