@@ -29,7 +29,7 @@ struct CudaEngineOptions {
   uint32_t generation = 0;
   uint32_t host_threads = 1;  // of the sampler
   uint64_t wait_ns = 200'000'000, wait_max_ns = 500'000'000;
-  double link_bytes_per_second = 0;  // as probed; 0: not known
+  double link_bytes_per_second = 0;  // as probed, beside a busy host; 0: not known
 };
 
 class CudaEngine final : public WindowEngine {

@@ -207,44 +207,6 @@ uint64_t CudaLanes::expert_bytes() const {
   return bytes / arenas_.layers();
 }
 
-StatusOr<double> CudaLanes::ProbeLink() {
-  constexpr uint32_t kPieces = 256;
-  constexpr uint64_t kWord = 16;
-  uint64_t bytes = ~uint64_t{0};  // of the smallest expert piece
-  for (uint32_t layer = 0; layer < arenas_.layers(); ++layer) {
-    for (uint32_t n = 0; n < arenas_.nodes(); ++n)
-      bytes = std::min(bytes, host_places_[layer].nodes[n].stride);
-  }
-  bytes = bytes / kWord * kWord;
-  if (bytes == 0) return 0.0;
-  std::vector<const uint8_t*> pieces;
-  uint64_t random = 1;
-  for (uint32_t i = 0; i < kPieces; ++i) {
-    random = random * 6364136223846793005ull + 1442695040888963407ull;
-    const uint32_t pick = static_cast<uint32_t>(random >> 33);
-    const cuda::LayerPlace& place = host_places_[pick % arenas_.layers()];
-    const cuda::NodePlace& node = place.nodes[pick / arenas_.layers() % arenas_.nodes()];
-    pieces.push_back(node.base + pick % arenas_.experts() * node.stride);
-  }
-  LODE_ASSIGN_OR_RETURN(void* list,
-                        device_.Allocate("lanes probe list", kPieces * sizeof(uint8_t*)));
-  LODE_ASSIGN_OR_RETURN(
-      void* sink, device_.Allocate("lanes probe sink", cuda::kProbeBlocks * sizeof(uint32_t)));
-  CUstream_st* const stream = device_.stream();
-  cuda::CopyAsync(list, pieces.data(), kPieces * sizeof(uint8_t*), stream);
-  cuda::Synchronize(stream);
-  cuda::Timer* const timer = cuda::NewTimer();
-  double ms = 0;
-  for (int run = 0; run < 2; ++run) {  // the first one touches the pages
-    cuda::StartTimer(timer, stream);
-    cuda::LaunchProbe(stream, static_cast<const uint8_t* const*>(list), kPieces, bytes,
-                      static_cast<uint32_t*>(sink));
-    ms = cuda::StopTimer(timer, stream);
-  }
-  cuda::DeleteTimer(timer);
-  return ms > 0 ? static_cast<double>(bytes) * kPieces / (ms / 1e3) : 0.0;
-}
-
 Status CudaLanes::ForceRouting() {
   LODE_ASSIGN_OR_RETURN(void* device, device_.Allocate("lanes forced routing", ForcedBytes()));
   forced_ = static_cast<uint16_t*>(device);

@@ -35,9 +35,6 @@ class CudaLanes final : public ExpertLanes {
                                                      const PullOptions& pull);
   ~CudaLanes() override;
 
-  // Reads random experts from the arenas as the pull lane does, before "ready": bytes per second,
-  // and what one expert of the model takes at that rate.
-  StatusOr<double> ProbeLink();
   uint64_t expert_bytes() const;  // of one expert, mean over layers
   uint32_t staged_max() const { return c_.staging.experts; }  // of a layer's pulls
   uint32_t branch_nodes() const;  // of a window's graph: launches beside the trunk

@@ -11,6 +11,7 @@
 #include "gpu_worker/cuda_drafter.h"
 #include "gpu_worker/cuda_engine.h"
 #include "gpu_worker/cuda_slots.h"
+#include "gpu_worker/link_probe.h"
 #include "kernels/cuda/runtime.h"
 #include "shared/base/log.h"
 
@@ -22,6 +23,8 @@ constexpr uint64_t kReserveBytes = uint64_t{256} << 20;
 // The least compute capability with every instruction that the kernels use.
 constexpr uint32_t kCapabilityMin = 75;
 constexpr uint64_t kNsPerMs = 1'000'000;
+// The probe reads with as many threads as the CPU workers have by default: all cores but these.
+constexpr uint32_t kCoresKept = 2;
 // The sampler's rows, one thread each; more than rows would idle.
 constexpr uint32_t kHostThreadsMax = 4;
 
@@ -119,16 +122,31 @@ class Stack final : public CudaStack {
 #endif
     options.generation = generation_;
     options.host_threads = host_threads();
-    LODE_ASSIGN_OR_RETURN(options.link_bytes_per_second, lanes->ProbeLink());
-    facts_["link_bytes_per_second"] = std::to_string(options.link_bytes_per_second);
-    spdlog::info("pull lane: {:.1f} GB/s (random experts of {} arenas)",
-                 options.link_bytes_per_second / 1e9, arenas.nodes());
+    LODE_ASSIGN_OR_RETURN(options.link_bytes_per_second, Probe(arenas));
     if (plan_.wait_ms > 0) options.wait_ns = plan_.wait_ms * kNsPerMs;
     if (plan_.wait_max_ms > 0) options.wait_max_ns = plan_.wait_max_ms * kNsPerMs;
     LODE_ASSIGN_OR_RETURN(auto engine, CudaEngine::Create(options, config_, *device_, arenas, forward,
                                                           std::move(lanes)));
     engine_ = engine.get();
     return std::unique_ptr<WindowEngine>(std::move(engine));
+  }
+
+  // The pull lane's rate beside a busy host.
+  StatusOr<double> Probe(const ArenaSet& arenas) {
+    const uint32_t cores = std::thread::hardware_concurrency();
+    const uint32_t readers = cores > kCoresKept ? cores - kCoresKept : 1;
+    LODE_ASSIGN_OR_RETURN(const std::vector<LinkRates> nodes,
+                          ProbeLinks(*device_, arenas, readers));
+    for (uint32_t n = 0; n < nodes.size(); ++n) {
+      spdlog::info(
+          "pull lane, arena {}: {:.1f} GB/s; beside {} threads that read {:.1f} GB/s: {:.1f} GB/s", n,
+          nodes[n].idle / 1e9, readers, nodes[n].host / 1e9, nodes[n].busy / 1e9);
+    }
+    const LinkRates all = OverAllNodes(nodes);
+    facts_["link_bytes_per_second"] = std::to_string(all.idle);
+    facts_["link_bytes_per_second_busy"] = std::to_string(all.busy);
+    facts_["host_read_bytes_per_second"] = std::to_string(all.host);
+    return all.busy;
   }
 
   StatusOr<std::unique_ptr<SlotMemory>> MakeSlots(const ArenaSet& arenas,
