@@ -22,6 +22,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <numeric>
 
 #include "daemon/setup.h"
 #include "daemon/window_runner.h"
@@ -161,8 +162,10 @@ class Bench {
     const double pick_ms =
         timed.stage_ns[static_cast<uint32_t>(Stage::kSample)] / timed.n() / 1e6;
     Print(n_rows, all, pick_ms, cpu_alone, pull_alone);
-    std::printf("    mean ms: plan to result %.3f, first to last kernel %.3f\n",
-                all.asked_ns / all.n() / 1e6, all.device_ns / all.n() / 1e6);
+    std::printf("    mean ms: plan to result %.3f, in the worker %.3f, first to last kernel %.3f\n",
+                all.asked_ns / all.n() / 1e6,
+                std::accumulate(all.ms.begin(), all.ms.end(), 0.0) / all.n(),
+                all.device_ns / all.n() / 1e6);
     PrintStages(timed);
     PrintSwaps(all);
     std::fflush(stdout);
