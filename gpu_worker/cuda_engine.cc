@@ -349,6 +349,8 @@ void CudaEngine::Collect(const StepParams& params, const uint64_t* busy_before) 
     const uint64_t* marks = report_->marks[layer];
     const auto mark = [&](cuda::LayerMark m) { return marks[static_cast<uint32_t>(m)]; };
     const uint64_t planned = mark(cuda::LayerMark::kPlanned), wait = mark(cuda::LayerMark::kWait);
+    const uint64_t bell = mark(cuda::LayerMark::kBell), answer = mark(cuda::LayerMark::kAnswered);
+    if (bell > 0 && answer > bell) counts_.answer_ns += answer - bell;
     if (planned == 0 || wait < planned) continue;
     const uint32_t pulls = by_lane[lane(Lane::kPull)], cpu = by_lane[lane(Lane::kCpu)];
     // Staged pulls have a clock of their own: plan to last byte. When some were read straight by the

@@ -49,7 +49,8 @@ struct LaneCounts {
   uint64_t lookups[kLanes] = {};
   uint64_t bytes[kLanes] = {};
   uint64_t lane_ns[kLanes] = {};
-  uint64_t device_ns = 0;  // of a window that a device runs alone, by its own clock
+  // Of a window that a device runs alone, by its own clock; bell to answer, summed over layers.
+  uint64_t device_ns = 0, answer_ns = 0;
   uint16_t layer_lookups[kLayersMax][kLanes] = {};
   uint32_t row_lookups[kWindowRowsMax][kLanes] = {};
 };

@@ -196,6 +196,7 @@ void GpuWorkerLoop::FillCounts(const StepParams& params, const uint32_t* row_of,
                                WindowResult* result) const {
   const LaneCounts& counts = parts_.engine->counts();
   result->device_ns = counts.device_ns;
+  result->answer_ns = counts.answer_ns;
   std::memcpy(result->layer_lookups, counts.layer_lookups, sizeof(result->layer_lookups));
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     result->lookups[lane] = counts.lookups[lane];
