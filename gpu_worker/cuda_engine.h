@@ -63,6 +63,11 @@ class CudaEngine final : public WindowEngine {
   void WorkerReplaced(uint32_t) override {}  // busy times are read anew in every window
   void AddStatistics(std::map<std::string, double>* values) const override;
 
+#if defined(LODE_TEST_HOOKS)
+  // ms of the window's graph with kernels that do nothing: the floor of its launches. Median of
+  // several.
+  StatusOr<double> EmptyGraphMs(uint32_t n_rows);
+#endif
   size_t nodes(uint32_t n_rows) const { return graphs_[0][n_rows]->nodes(); }
   size_t branch_nodes() const { return lanes_->branch_nodes(); }  // of them, beside the trunk
 

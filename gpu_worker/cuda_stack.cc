@@ -128,6 +128,14 @@ class Stack final : public CudaStack {
     LODE_ASSIGN_OR_RETURN(auto engine, CudaEngine::Create(options, config_, *device_, arenas, forward,
                                                           std::move(lanes)));
     engine_ = engine.get();
+#if defined(LODE_TEST_HOOKS)
+    if (std::getenv("LODE_BENCH_ROUTING") != nullptr) {
+      for (const uint32_t n_rows : {1u, 4u}) {
+        LODE_ASSIGN_OR_RETURN(const double ms, engine->EmptyGraphMs(n_rows));
+        facts_[fmt::format("empty graph ms, {} rows", n_rows)] = std::to_string(ms);
+      }
+    }
+#endif
     return std::unique_ptr<WindowEngine>(std::move(engine));
   }
 

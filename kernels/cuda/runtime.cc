@@ -12,6 +12,9 @@
 namespace lode::cuda {
 
 bool launches_overlap = false;
+#if defined(LODE_TEST_HOOKS)
+bool launches_empty = false;
+#endif
 
 namespace {
 

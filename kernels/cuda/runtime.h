@@ -29,6 +29,9 @@ StatusOr<CardFacts> OpenCard(int ordinal);
 // Set by OpenCard: a launch may start while the one ahead of it still runs (compute capability 9.0
 // and newer, unless LODE_CUDA_OVERLAP=0 is in the environment). Benches change it.
 extern bool launches_overlap;
+#if defined(LODE_TEST_HOOKS)
+extern bool launches_empty;  // platform.h
+#endif
 
 StatusOr<CUstream_st*> OpenStream();
 void CloseStream(CUstream_st* stream);

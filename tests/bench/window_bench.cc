@@ -320,7 +320,10 @@ class Bench {
     const double tokens = n_rows == 4 ? kCommittedPer4Rows : n_rows;
     const double probe = Fact("link_bytes_per_second") / 1e9;
     const double nodes = Fact(n_rows == 1 ? "graph nodes, 1 row" : "graph nodes, 4 rows");
-    const double floor_ms = (nodes - Fact("graph nodes, beside the trunk")) * kLaunchNs / 1e6;
+    const double chain_ms = (nodes - Fact("graph nodes, beside the trunk")) * kLaunchNs / 1e6;
+    const double floor_ms = Fact(n_rows == 1 ? "empty graph ms, 1 rows" : "empty graph ms, 4 rows");
+    std::printf("    an empty graph of the same nodes %.3f ms; %.0f nodes one behind the other %.3f ms\n",
+                floor_ms, nodes - Fact("graph nodes, beside the trunk"), chain_ms);
     const double own = Ceiling(f, pick_ms, probe, cpu_alone);
     const double inside = Ceiling(f, pick_ms, f.gbs(Lane::kPull), f.gbs(Lane::kCpu));
     std::printf(
