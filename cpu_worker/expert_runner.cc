@@ -61,6 +61,9 @@ ExpertRunner::ExpertRunner(const ArenaLayout& layout, const uint8_t* arena, uint
       std::aligned_alloc(kAlign, n_vectors * std::max(quantised_stride_, kAlign))));
   LODE_CHECK(quantised_ != nullptr, "no memory for {} quantised vectors", n_vectors);
   gate_up_left_ = std::make_unique<std::atomic<uint32_t>[]>(kJobExpertsMax);
+  experts_ = std::make_unique<ExpertState[]>(kJobExpertsMax);
+  thread_states_.resize(pool->threads());
+  chunks_.reserve(size_t{kJobExpertsMax} * 2 * kMatrixChunksMax);
   for (uint32_t t = 0; t < pool->threads(); ++t) {
     gate_scratch_.push_back(std::make_unique<float[]>(size_t{kWindowRowsMax} *
                                                       std::max(1u, layout.width_rows().size())));
@@ -70,14 +73,21 @@ ExpertRunner::ExpertRunner(const ArenaLayout& layout, const uint8_t* arena, uint
 ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable& table) {
   failure_.store(0, std::memory_order_relaxed);  // phases start with a release
   pool_->SetActive(job.threads);
+  if (options_.trace != nullptr) options_.trace->run_ns = NowNs();
   CollectVectors(job);
-  GateUp(job, table);
-  LODE_FAULT("cpu_worker.after_gate_up");
-  Requantise(job, table);
-  LODE_FAULT("cpu_worker.before_down");
-  const uint64_t before_down =
-      failure_.load(std::memory_order_relaxed);  // a phase ended: all its writes are visible
-  if (before_down == 0) Down(job, table);
+  if (options_.flow) {
+    Flow(job, table);
+  } else {
+    if (options_.trace != nullptr) options_.trace->open_ns = NowNs();
+    GateUp(job, table);
+    LODE_FAULT("cpu_worker.after_gate_up");
+    Requantise(job, table);
+    LODE_FAULT("cpu_worker.before_down");
+    const uint64_t before_down =
+        failure_.load(std::memory_order_relaxed);  // a phase ended: all its writes are visible
+    if (before_down == 0) Down(job, table);
+  }
+  if (options_.trace != nullptr) options_.trace->end_ns = NowNs();
   const uint64_t failure = failure_.load(std::memory_order_relaxed);
   const LayerExperts& layer = layout_.layers[job.layer];
   Outcome outcome;
@@ -88,6 +98,151 @@ ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable&
   if (failure == 0)
     outcome.bytes += uint64_t{job.n_experts} * layout_.hidden_rows().size() * layer.down_row_bytes;
   return outcome;
+}
+
+// ---- one list of chunks
+
+void ExpertRunner::Flow(const ExpertJob& job, const KernelTable& table) {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  down_act_ = {layout_.width, std::max(1u, Info(layer.down).act_block_len)};
+  const uint32_t width_rows = layout_.width_rows().size();
+  CutJob({job.n_experts, width_rows, layout_.hidden_rows().size(),
+          layer.gate_row_bytes + layer.up_row_bytes, layer.down_row_bytes, pool_->active()},
+         options_.chunks, &chunks_);
+  for (uint32_t j = 0; j < job.n_experts; ++j) {  // relaxed: the phase starts with a release
+    experts_[j].gate_up_left.store(0, std::memory_order_relaxed);
+    experts_[j].hidden.store(kMissing, std::memory_order_relaxed);
+  }
+  for (const JobChunk& c : chunks_) {
+    std::atomic<uint32_t>& left = experts_[c.entry].gate_up_left;
+    if (!c.down)
+      left.store(left.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  flagged_.store(0, std::memory_order_relaxed);
+  quantised_count_.store(0, std::memory_order_relaxed);
+  if (options_.trace != nullptr) options_.trace->open_ns = NowNs();
+  pool_->RunPhase(static_cast<uint32_t>(chunks_.size()),
+                  [&](uint32_t chunk, uint32_t thread, NodePool::Next& next) {
+                    FlowChunk(job, table, chunk, thread, next);
+                  });
+}
+
+const uint8_t* ExpertRunner::FirstRow(const ExpertJob& job, const JobChunk& chunk) const {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const uint8_t* expert = arena_ + layout_.offset(job.layer, job.experts[chunk.entry].expert);
+  return chunk.down ? expert + layer.down_offset + size_t{chunk.rows.begin} * layer.down_row_bytes
+                    : expert + size_t{chunk.rows.begin} * layer.gate_row_bytes;
+}
+
+void ExpertRunner::PrefetchStart(const ExpertJob& job, const JobChunk& chunk, uint32_t thread) {
+  if (thread_states_[thread].tag == job.tag) return;
+  thread_states_[thread].tag = job.tag;
+  if (!options_.prefetch_first) return;
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const uint32_t row_bytes = chunk.down ? layer.down_row_bytes : layer.gate_row_bytes;
+  const size_t bytes = size_t{std::min(kRowGranule, chunk.rows.size())} * row_bytes;
+  const uint8_t* w = FirstRow(job, chunk);
+  constexpr size_t kLine = 64;
+  for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(w + i, 0, 2);
+}
+
+void ExpertRunner::FlowChunk(const ExpertJob& job, const KernelTable& table, uint32_t chunk,
+                             uint32_t thread, NodePool::Next& next) {
+  const JobChunk& c = chunks_[chunk];
+  PrefetchStart(job, c, thread);
+  if (!HasEnded() && Aborted(job)) Fail(JobStatus::kAborted, 0);
+  if (HasEnded()) return;
+  const auto next_row = [&]() -> const uint8_t* {
+    const uint32_t ahead = next.Claim();
+    return ahead == NodePool::Next::kNone ? nullptr : FirstRow(job, chunks_[ahead]);
+  };
+  if (!c.down) {
+    {
+      LaneSpan span(options_.trace, thread, LaneStep::kGateUp);
+      if (c.rows.size() > 0) GateUpChunk(job, table, c.entry, c.rows, thread, next_row);
+    }
+    if (experts_[c.entry].gate_up_left.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      EndGateUp(job, table, c.entry, thread);
+  } else {
+    if (!EnsureQuantised(job, table, c.entry, thread)) return;
+    // A vector that is not finite: the others are still looked at, since the lowest row is told.
+    if (failure_.load(std::memory_order_relaxed) != 0) return;
+    LaneSpan span(options_.trace, thread, LaneStep::kDown);
+    if (c.rows.size() > 0) DownChunk(job, table, c.entry, c.rows, next_row);
+  }
+  if (chunk % options_.progress_every == 0) AddProgress();
+}
+
+void ExpertRunner::EndGateUp(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                             uint32_t thread) {
+  SetHiddenReady(job, entry);
+  if (flagged_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts)
+    LODE_FAULT("cpu_worker.after_gate_up");
+  if (PeersAreThere(job, entry)) EnsureQuantised(job, table, entry, thread);
+}
+
+bool ExpertRunner::PeersAreThere(const ExpertJob& job, uint32_t entry) const {
+  for (uint32_t peer = 0; peer < exchange_layout_.shape.n_workers; ++peer) {
+    if (header_->hidden_ready[job.layer & 1][peer][entry].load(std::memory_order_relaxed) !=
+        job.tag)
+      return false;
+  }
+  return true;
+}
+
+template <class Done>
+bool ExpertRunner::WaitForOwn(const Done& done) {
+  constexpr uint32_t kPollsPerClock = 64;
+  constexpr uint64_t kYieldAfterNs = 20'000;         // longer than a chunk of hidden vectors takes
+  constexpr uint64_t kLostAfterNs = 60'000'000'000;  // a thread of this process has gone: our bug
+  const uint64_t start = NowNs();
+  uint64_t last = start, waited = 0;
+  for (;;) {
+    for (uint32_t i = 0; i < kPollsPerClock; ++i) {
+      if (done()) return true;
+      SpinPause();
+    }
+    if (HasEnded()) return false;
+    const uint64_t now = NowNs();
+    waited += std::min(now - last, kWaitSliceNs);  // a process that was stopped has not waited
+    last = now;
+    LODE_CHECK(waited < kLostAfterNs, "hidden vectors of this worker's own threads did not come");
+    if (pool_->spin_ns() == 0 || now - start > kYieldAfterNs) std::this_thread::yield();
+  }
+}
+
+bool ExpertRunner::EnsureQuantised(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                                   uint32_t thread) {
+  std::atomic<uint32_t>& hidden = experts_[entry].hidden;
+  if (hidden.load(std::memory_order_acquire) == kQuantised) return true;
+  uint32_t missing = kMissing;
+  if (!hidden.compare_exchange_strong(missing, kTaken, std::memory_order_relaxed)) {
+    LaneSpan span(options_.trace, thread, LaneStep::kWaited);
+    return WaitForOwn([&] { return hidden.load(std::memory_order_acquire) == kQuantised; });
+  }
+  {
+    LaneSpan span(options_.trace, thread, LaneStep::kWaited);
+    if (!WaitForOwn([&] {
+          return header_->hidden_ready[job.layer & 1][options_.me][entry].load(
+                     std::memory_order_acquire) == job.tag;
+        }))
+      return false;
+    for (uint32_t peer = 0; peer < exchange_layout_.shape.n_workers; ++peer) {
+      if (peer != options_.me && !WaitForPeer(job, entry, peer)) return false;
+    }
+  }
+  LaneSpan span(options_.trace, thread, LaneStep::kQuantise);
+  for (uint32_t v = first_vector_[entry]; v < first_vector_[entry + 1]; ++v)
+    RequantiseVector(job, table, v);
+  hidden.store(kQuantised, std::memory_order_release);
+  if (quantised_count_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts)
+    LODE_FAULT("cpu_worker.before_down");
+  return true;
+}
+
+bool ExpertRunner::HasEnded() const {
+  return failure_.load(std::memory_order_relaxed) >> 32 >
+         static_cast<uint64_t>(JobStatus::kNotFinite);
 }
 
 void ExpertRunner::CollectVectors(const ExpertJob& job) {
@@ -132,8 +287,11 @@ void ExpertRunner::GateUp(const ExpertJob& job, const KernelTable& table) {
       const uint32_t ahead = next.Claim();
       return ahead == NodePool::Next::kNone ? nullptr : first_row(ahead);
     };
-    GateUpChunk(job, table, entry, ChunkRows(rows, chunk % per_expert, per_expert), thread,
-                next_row);
+    {
+      LaneSpan span(options_.trace, thread, LaneStep::kGateUp);
+      GateUpChunk(job, table, entry, ChunkRows(rows, chunk % per_expert, per_expert), thread,
+                  next_row);
+    }
     // acq_rel: the thread that ends the expert has seen every other chunk's writes, and its release
     // of the flag passes them on.
     if (gate_up_left_[entry].fetch_sub(1, std::memory_order_acq_rel) == 1)
@@ -189,7 +347,8 @@ void ExpertRunner::SetHiddenReady(const ExpertJob& job, uint32_t entry) {
 
 void ExpertRunner::Requantise(const ExpertJob& job, const KernelTable& table) {
   down_act_ = {layout_.width, std::max(1u, Info(layout_.layers[job.layer].down).act_block_len)};
-  pool_->RunPhase(static_cast<uint32_t>(vectors_.size()), [&](uint32_t v, uint32_t) {
+  pool_->RunPhase(static_cast<uint32_t>(vectors_.size()), [&](uint32_t v, uint32_t thread) {
+    LaneSpan span(options_.trace, thread, LaneStep::kQuantise);
     if (failure_.load(std::memory_order_relaxed) >> 32 >
         static_cast<uint64_t>(JobStatus::kNotFinite))
       return;
@@ -200,7 +359,7 @@ void ExpertRunner::Requantise(const ExpertJob& job, const KernelTable& table) {
 
 void ExpertRunner::RequantiseVector(const ExpertJob& job, const KernelTable& table, uint32_t v) {
   const Vector& vector = vectors_[v];
-  for (uint32_t peer = 0; peer < exchange_layout_.shape.n_workers; ++peer) {
+  for (uint32_t peer = 0; !options_.flow && peer < exchange_layout_.shape.n_workers; ++peer) {
     if (peer != options_.me && !WaitForPeer(job, vector.entry, peer)) return;
   }
   const float* hidden = Hidden(job, vector.index);
@@ -265,9 +424,10 @@ void ExpertRunner::Down(const ExpertJob& job, const KernelTable& table) {
            layer.down_offset +
            size_t{ChunkRows(rows, chunk % per_expert, per_expert).begin} * layer.down_row_bytes;
   };
-  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t, NodePool::Next& next) {
+  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t thread, NodePool::Next& next) {
     if (failure_.load(std::memory_order_relaxed) == 0 && Aborted(job)) Fail(JobStatus::kAborted, 0);
     if (failure_.load(std::memory_order_relaxed) != 0) return;
+    LaneSpan span(options_.trace, thread, LaneStep::kDown);
     const auto next_row = [&]() -> const uint8_t* {
       const uint32_t ahead = next.Claim();
       return ahead == NodePool::Next::kNone ? nullptr : first_row(ahead);

@@ -20,6 +20,8 @@
 #include <memory>
 #include <vector>
 
+#include "cpu_worker/job_chunks.h"
+#include "cpu_worker/lane_trace.h"
 #include "kernels/kernel_table.h"
 #include "shared/pool/node_pool.h"
 #include "shared/wire/arena_layout.h"
@@ -37,6 +39,10 @@ struct ExpertRunnerOptions {
   uint64_t wait_ns = 150'000'000;
   uint64_t wait_max_ns = 375'000'000;
   const std::atomic<bool>* stop = nullptr;  // ends waits at once when it becomes true
+  LaneTrace* trace = nullptr;               // benchmarks: filled per job, cleared by its owner
+  ChunkRule chunks = {};
+  bool flow = true, prefetch_first = true;
+  uint32_t progress_every = 8;
 };
 
 class ExpertRunner {
@@ -73,6 +79,19 @@ class ExpertRunner {
   void DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
                  const NextRowFn& next_row);
 
+  void Flow(const ExpertJob& job, const KernelTable& table);
+  void FlowChunk(const ExpertJob& job, const KernelTable& table, uint32_t chunk, uint32_t thread,
+                 NodePool::Next& next);
+  void EndGateUp(const ExpertJob& job, const KernelTable& table, uint32_t entry, uint32_t thread);
+  bool PeersAreThere(const ExpertJob& job, uint32_t entry) const;
+  bool EnsureQuantised(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                       uint32_t thread);
+  template <class Done>
+  bool WaitForOwn(const Done& done);
+  bool HasEnded() const;
+  const uint8_t* FirstRow(const ExpertJob& job, const JobChunk& chunk) const;
+  void PrefetchStart(const ExpertJob& job, const JobChunk& chunk, uint32_t thread);
+
   bool WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t peer);
   bool Aborted(const ExpertJob& job) const;
   void Fail(JobStatus status, uint32_t detail);
@@ -105,6 +124,18 @@ class ExpertRunner {
   std::unique_ptr<std::atomic<uint32_t>[]> gate_up_left_;  // [entry] chunks not done
   std::atomic<uint64_t> failure_{
       0};  // 0, or JobStatus << 32 | detail; the first one wins, kNotFinite keeps the lowest row
+  std::vector<JobChunk> chunks_;
+  // [entry] where its hidden vectors stand.
+  enum HiddenState : uint32_t { kMissing, kTaken, kQuantised };
+  struct alignas(64) ExpertState {
+    std::atomic<uint32_t> gate_up_left, hidden;
+  };
+  std::unique_ptr<ExpertState[]> experts_;
+  std::atomic<uint32_t> flagged_{0}, quantised_count_{0};  // experts
+  struct alignas(64) ThreadState {
+    uint64_t tag = 0;  // of the last job that the thread began
+  };
+  std::vector<ThreadState> thread_states_;
   std::vector<std::unique_ptr<float[]>> gate_scratch_;  // [thread] kWindowRowsMax x own width rows
 };
 
