@@ -2,6 +2,8 @@
 #include "cpu_worker/expert_runner.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <bit>
 #include <thread>
 
@@ -64,13 +66,20 @@ ExpertRunner::ExpertRunner(const ArenaLayout& layout, const uint8_t* arena, uint
   experts_ = std::make_unique<ExpertState[]>(kJobExpertsMax);
   thread_states_.resize(pool->threads());
   chunks_.reserve(size_t{kJobExpertsMax} * 2 * kMatrixChunksMax);
+  if (const char* e = std::getenv("LODE_LANE")) {  // EXPERIMENT: flow:shares:quarters:min_kib
+    uint32_t f = 1, min = 12;
+    std::sscanf(e, "%u:%u:%u:%u", &f, &options_.chunks.shares, &options_.chunks.most_per_expert_4, &min);
+    options_.flow = f != 0;
+    options_.chunks.bytes_min = min << 10;
+  }
   for (uint32_t t = 0; t < pool->threads(); ++t) {
     gate_scratch_.push_back(std::make_unique<float[]>(size_t{kWindowRowsMax} *
                                                       std::max(1u, layout.width_rows().size())));
   }
 }
 
-ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable& table) {
+ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable& given) {
+  const KernelTable& table = options_.table != nullptr ? *options_.table : given;
   failure_.store(0, std::memory_order_relaxed);  // phases start with a release
   pool_->SetActive(job.threads);
   if (options_.trace != nullptr) options_.trace->run_ns = NowNs();
@@ -109,14 +118,14 @@ void ExpertRunner::Flow(const ExpertJob& job, const KernelTable& table) {
   CutJob({job.n_experts, width_rows, layout_.hidden_rows().size(),
           layer.gate_row_bytes + layer.up_row_bytes, layer.down_row_bytes, pool_->active()},
          options_.chunks, &chunks_);
-  for (uint32_t j = 0; j < job.n_experts; ++j) {  // relaxed: the phase starts with a release
-    experts_[j].gate_up_left.store(0, std::memory_order_relaxed);
+  for (uint32_t j = 0; j < job.n_experts; ++j)  // relaxed: the phase starts with a release
     experts_[j].hidden.store(kMissing, std::memory_order_relaxed);
-  }
-  for (const JobChunk& c : chunks_) {
-    std::atomic<uint32_t>& left = experts_[c.entry].gate_up_left;
-    if (!c.down)
-      left.store(left.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  uint32_t pieces = 0;
+  for (size_t i = 0; i < chunks_.size() && !chunks_[i].down; ++i) {
+    ++pieces;
+    if (i + 1 < chunks_.size() && chunks_[i + 1].entry == chunks_[i].entry && !chunks_[i + 1].down) continue;
+    experts_[chunks_[i].entry].gate_up_left.store(pieces, std::memory_order_relaxed);
+    pieces = 0;
   }
   flagged_.store(0, std::memory_order_relaxed);
   quantised_count_.store(0, std::memory_order_relaxed);

@@ -43,6 +43,7 @@ struct ExpertRunnerOptions {
   ChunkRule chunks = {};
   bool flow = true, prefetch_first = true;
   uint32_t progress_every = 8;
+  const KernelTable* table = nullptr;  // EXPERIMENT
 };
 
 class ExpertRunner {
@@ -110,7 +111,7 @@ class ExpertRunner {
   uint8_t* const exchange_;
   const ExchangeLayout exchange_layout_;
   NodePool* const pool_;
-  const ExpertRunnerOptions options_;
+  ExpertRunnerOptions options_;
   // Loop thread between phases, read by the pool inside them.
   std::vector<Vector> vectors_;         // by entry, rows ascending
   std::vector<uint32_t> first_vector_;  // [entry], and one more: the end

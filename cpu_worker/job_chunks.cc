@@ -1,4 +1,5 @@
-// See job_chunks.h.
+// See job_chunks.h. All threads wait while this runs: a handful of divisions per expert, none per
+// piece.
 #include "cpu_worker/job_chunks.h"
 
 #include <algorithm>
@@ -10,42 +11,52 @@ namespace {
 
 constexpr uint32_t kQuarters = 4;
 
-constexpr uint32_t DivUp(uint64_t a, uint64_t b) { return static_cast<uint32_t>((a + b - 1) / b); }
+constexpr uint32_t DivUp(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
-// One matrix (or gate and up, which go together) of one expert. *left: bytes of the list from here on.
-void CutRows(uint32_t entry, bool down, uint32_t rows, uint32_t row_bytes, uint32_t threads,
-             const ChunkRule& rule, uint64_t* left, std::vector<JobChunk>* chunks) {
-  const uint32_t units = DivUp(rows, kRowGranule);
-  const uint64_t unit_bytes = uint64_t{kRowGranule} * std::max(1u, row_bytes);
-  const uint32_t most = std::max(1u, units * rule.most_per_expert_4 / kQuarters);
-  const uint32_t least =
-      std::clamp(std::max(DivUp(rule.bytes_min, unit_bytes), DivUp(units, kMatrixChunksMax)), 1u,
-                 std::max(1u, units));
-  uint32_t done = 0;
-  do {
-    const uint64_t wanted = *left / (uint64_t{rule.shares} * threads) / unit_bytes;
-    const uint32_t size = std::max(static_cast<uint32_t>(std::min<uint64_t>(wanted, most)), least);
-    // As many pieces as that makes of the rest, but equal ones.
-    const uint32_t pieces = std::max(1u, DivUp(units - done, size));
-    const uint32_t n = DivUp(units - done, pieces);
-    const RowRange range = {done * kRowGranule, std::min(rows, (done + n) * kRowGranule)};
-    chunks->push_back({entry, down, range});
-    done += n;
-    *left -= uint64_t{range.size()} * row_bytes;
-  } while (done < units);
+// The matrices of one kind: alike for every expert.
+struct Kind {
+  bool down;
+  uint32_t rows, row_bytes;
+  uint32_t units, unit_bytes;        // groups of rows that are not cut
+  uint32_t least_units, most_units;  // of a piece
+
+  Kind(bool is_down, uint32_t n_rows, uint32_t bytes, const ChunkRule& rule)
+      : down(is_down), rows(n_rows), row_bytes(bytes) {
+    units = DivUp(rows, kRowGranule);
+    unit_bytes = std::max(1u, kRowGranule * row_bytes);
+    most_units = std::max(1u, units * rule.most_per_expert_4 / kQuarters);
+    least_units = std::max({1u, DivUp(rule.bytes_min, unit_bytes), DivUp(units, kMatrixChunksMax)});
+  }
+  uint64_t bytes() const { return uint64_t{rows} * row_bytes; }
+};
+
+void CutRows(uint32_t entry, const Kind& kind, uint64_t wanted_bytes,
+             std::vector<JobChunk>* chunks) {
+  const uint64_t wanted = std::min<uint64_t>(wanted_bytes / kind.unit_bytes, kind.most_units);
+  const uint32_t size = std::max(static_cast<uint32_t>(wanted), kind.least_units);
+  const uint32_t pieces = std::max(1u, DivUp(kind.units, size));
+  const uint32_t each = kind.units / pieces, longer = kind.units % pieces;
+  uint32_t row = 0;
+  for (uint32_t i = 0; i < pieces; ++i) {
+    const uint32_t end = std::min(kind.rows, row + (each + (i < longer ? 1 : 0)) * kRowGranule);
+    chunks->push_back({entry, kind.down, {row, end}});
+    row = end;
+  }
 }
 
 }  // namespace
 
 void CutJob(const JobShape& shape, const ChunkRule& rule, std::vector<JobChunk>* chunks) {
   chunks->clear();
-  uint64_t left = shape.n_experts * (uint64_t{shape.width_rows} * shape.gate_up_row_bytes +
-                                     uint64_t{shape.hidden_rows} * shape.down_row_bytes);
-  for (const bool down : {false, true}) {
+  const Kind kinds[] = {{false, shape.width_rows, shape.gate_up_row_bytes, rule},
+                        {true, shape.hidden_rows, shape.down_row_bytes, rule}};
+  uint64_t left = shape.n_experts * (kinds[0].bytes() + kinds[1].bytes());
+  const uint64_t share = uint64_t{rule.shares} * std::max(1u, shape.threads);
+  for (const Kind& kind : kinds) {
     for (uint32_t j = 0; j < shape.n_experts; ++j) {
-      CutRows(j, down, down ? shape.hidden_rows : shape.width_rows,
-              down ? shape.down_row_bytes : shape.gate_up_row_bytes, shape.threads, rule, &left,
-              chunks);
+      // What is left in the middle of this matrix.
+      CutRows(j, kind, (left - kind.bytes() / 2) / share, chunks);
+      left -= kind.bytes();
     }
   }
 }
