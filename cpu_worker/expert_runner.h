@@ -3,9 +3,13 @@
 //
 //   1. gate and up, own rows: g = W_gate x, u = W_up x, h = silu(g) * u in fp32 -> hidden exchange,
 //   own part; flag per expert
-//   2. per (row, expert): wait for the other workers' parts, quantise the whole hidden vector again
-//   for the down format
+//   2. per expert: wait for the other workers' parts, quantise the whole hidden vectors again for
+//   the down format
 //   3. down, own rows: y = W_down h -> result vectors, own part
+//
+// All experts' chunks of 1 and 3 lie in one list (job_chunks.h) that the threads work off in one
+// phase of the pool; 2 is done by the thread that ends an expert's 1, or by the first that needs it.
+// Nothing waits for all threads before the end.
 //
 // Every number has one owner and one order of operations, so neither workers nor threads nor chunk
 // borders can change a bit. Bytes: every weight byte of the job is read once (rows of one expert
@@ -41,9 +45,6 @@ struct ExpertRunnerOptions {
   const std::atomic<bool>* stop = nullptr;  // ends waits at once when it becomes true
   LaneTrace* trace = nullptr;               // benchmarks: filled per job, cleared by its owner
   ChunkRule chunks = {};
-  bool flow = true, prefetch_first = true;
-  uint32_t progress_every = 8;
-  const KernelTable* table = nullptr;  // EXPERIMENT
 };
 
 class ExpertRunner {
@@ -68,35 +69,34 @@ class ExpertRunner {
     uint16_t entry, row, index;
   };
 
-  void CollectVectors(const ExpertJob& job);
-  void GateUp(const ExpertJob& job, const KernelTable& table);
   // Where the thread reads next, or null; claims that chunk.
   using NextRowFn = std::function<const uint8_t*()>;
+
+  void Prepare(const ExpertJob& job);
+  void CollectVectors(const ExpertJob& job);
+  void DoChunk(const ExpertJob& job, const KernelTable& table, uint32_t chunk, uint32_t thread,
+               NodePool::Next* next);
   void GateUpChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
                    uint32_t thread, const NextRowFn& next_row);
-  void Requantise(const ExpertJob& job, const KernelTable& table);
-  void RequantiseVector(const ExpertJob& job, const KernelTable& table, uint32_t v);
-  void Down(const ExpertJob& job, const KernelTable& table);
-  void DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
-                 const NextRowFn& next_row);
-
-  void Flow(const ExpertJob& job, const KernelTable& table);
-  void FlowChunk(const ExpertJob& job, const KernelTable& table, uint32_t chunk, uint32_t thread,
-                 NodePool::Next& next);
   void EndGateUp(const ExpertJob& job, const KernelTable& table, uint32_t entry, uint32_t thread);
-  bool PeersAreThere(const ExpertJob& job, uint32_t entry) const;
+  // True once the expert's hidden vectors are quantised; false: the job has ended otherwise.
   bool EnsureQuantised(const ExpertJob& job, const KernelTable& table, uint32_t entry,
                        uint32_t thread);
-  template <class Done>
-  bool WaitForOwn(const Done& done);
-  bool HasEnded() const;
+  void RequantiseVector(const ExpertJob& job, const KernelTable& table, uint32_t v);
+  void DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
+                 const NextRowFn& next_row);
   const uint8_t* FirstRow(const ExpertJob& job, const JobChunk& chunk) const;
-  void PrefetchStart(const ExpertJob& job, const JobChunk& chunk, uint32_t thread);
+  void PrefetchStart(const ExpertJob& job, const JobChunk& chunk) const;
 
+  // Until `done`, which another thread of this worker brings about; false: the job has ended.
+  template <class Done>
+  bool WaitForThreads(const Done& done);
   bool WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t peer);
   bool Aborted(const ExpertJob& job) const;
   void Fail(JobStatus status, uint32_t detail);
+  bool HasEnded() const;
   void SetHiddenReady(const ExpertJob& job, uint32_t entry);
+  bool IsHiddenReady(const ExpertJob& job, uint32_t entry, uint32_t worker) const;
   void AddProgress();
 
   const uint8_t* ActOf(const ExpertJob& job, uint32_t row) const;
@@ -111,8 +111,8 @@ class ExpertRunner {
   uint8_t* const exchange_;
   const ExchangeLayout exchange_layout_;
   NodePool* const pool_;
-  ExpertRunnerOptions options_;
-  // Loop thread between phases, read by the pool inside them.
+  const ExpertRunnerOptions options_;
+  // Loop thread before the phase, read by the pool inside it.
   std::vector<Vector> vectors_;         // by entry, rows ascending
   std::vector<uint32_t> first_vector_;  // [entry], and one more: the end
   ActLayout down_act_;
@@ -121,22 +121,22 @@ class ExpertRunner {
     void operator()(uint8_t* p) const { std::free(p); }
   };
   std::unique_ptr<uint8_t[], Free> quantised_;  // [vectors], each on a 64-byte border
+  std::vector<JobChunk> chunks_;
   // Pool threads, atomically.
-  std::unique_ptr<std::atomic<uint32_t>[]> gate_up_left_;  // [entry] chunks not done
+  enum class HiddenState : uint32_t { kMissing, kTaken, kQuantised };  // of all rows' vectors
+  struct alignas(64) ExpertState {
+    std::atomic<uint32_t> gate_up_left;  // chunks not done
+    std::atomic<HiddenState> hidden;
+  };
+  std::unique_ptr<ExpertState[]> experts_;                      // [entry]
+  std::atomic<uint32_t> flagged_{0}, quantised_experts_{0};     // experts so far
   std::atomic<uint64_t> failure_{
       0};  // 0, or JobStatus << 32 | detail; the first one wins, kNotFinite keeps the lowest row
-  std::vector<JobChunk> chunks_;
-  // [entry] where its hidden vectors stand.
-  enum HiddenState : uint32_t { kMissing, kTaken, kQuantised };
-  struct alignas(64) ExpertState {
-    std::atomic<uint32_t> gate_up_left, hidden;
-  };
-  std::unique_ptr<ExpertState[]> experts_;
-  std::atomic<uint32_t> flagged_{0}, quantised_count_{0};  // experts
+  // [thread], each its own.
   struct alignas(64) ThreadState {
-    uint64_t tag = 0;  // of the last job that the thread began
+    uint64_t tag = 0;  // of the last job that it took part in
   };
-  std::vector<ThreadState> thread_states_;
+  std::unique_ptr<ThreadState[]> threads_;
   std::vector<std::unique_ptr<float[]>> gate_scratch_;  // [thread] kWindowRowsMax x own width rows
 };
 

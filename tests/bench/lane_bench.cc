@@ -301,11 +301,7 @@ class Bench {
       o.bell_never_wakes = true;
       o.runner.shape = layout_.shape;
       o.runner.trace = &trace;
-      o.runner.flow = v.flow;
       o.runner.chunks = v.rule;
-      o.runner.prefetch_first = v.prefetch;
-      o.runner.progress_every = v.progress_every;
-      o.runner.table = v.table;
       WorkerLoop loop(store_->layout(), store_->data(), exchange_->data(), pool->get(), o, stop);
       loop.Announce();
       ready = true;
