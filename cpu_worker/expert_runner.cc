@@ -52,7 +52,6 @@ ExpertRunner::ExpertRunner(const ArenaLayout& layout, const uint8_t* arena, uint
   LODE_CHECK(quantised_ != nullptr, "no memory for {} quantised vectors", n_vectors);
   experts_ = std::make_unique<ExpertState[]>(kJobExpertsMax);
   threads_ = std::make_unique<ThreadState[]>(pool->threads());
-  chunks_.reserve(size_t{kJobExpertsMax} * 2 * kMatrixChunksMax);
   for (uint32_t t = 0; t < pool->threads(); ++t) {
     gate_scratch_.push_back(std::make_unique<float[]>(size_t{kWindowRowsMax} *
                                                       std::max(1u, layout.width_rows().size())));
@@ -65,7 +64,7 @@ ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable&
   pool_->SetActive(job.threads);
   Prepare(job);
   if (trace != nullptr) trace->open_ns = NowNs();
-  pool_->RunPhase(static_cast<uint32_t>(chunks_.size()),
+  pool_->RunPhase(chunks_.size(),
                   [&](uint32_t chunk, uint32_t thread, NodePool::Next& next) {
                     DoChunk(job, table, chunk, thread, &next);
                   });
@@ -85,26 +84,21 @@ ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable&
 
 // ---- before the threads start: they all wait for this
 
-// Relaxed stores: phases start with a release.
 void ExpertRunner::Prepare(const ExpertJob& job) {
-  failure_.store(0, std::memory_order_relaxed);
-  flagged_.store(0, std::memory_order_relaxed);
-  quantised_experts_.store(0, std::memory_order_relaxed);
+  ++serial_;
+  // Relaxed: the phase starts with a release.
+  if (failure_.exchange(0, std::memory_order_relaxed) != 0) {  // that job left counts behind
+    for (uint32_t j = 0; j < kJobExpertsMax; ++j)
+      experts_[j].gate_up_done.store(0, std::memory_order_relaxed);
+    flagged_.store(0, std::memory_order_relaxed);
+    quantised_experts_.store(0, std::memory_order_relaxed);
+  }
   CollectVectors(job);
   const LayerExperts& layer = layout_.layers[job.layer];
   down_act_ = {layout_.width, std::max(1u, Info(layer.down).act_block_len)};
-  CutJob({job.n_experts, layout_.width_rows().size(), layout_.hidden_rows().size(),
-          layer.gate_row_bytes + layer.up_row_bytes, layer.down_row_bytes, pool_->active()},
-         options_.chunks, &chunks_);
-  for (uint32_t j = 0; j < job.n_experts; ++j)
-    experts_[j].hidden.store(HiddenState::kMissing, std::memory_order_relaxed);
-  uint32_t pieces = 0;
-  for (size_t i = 0; !chunks_[i].down; ++i) {  // chunks of down follow, so there is a next one
-    ++pieces;
-    if (!chunks_[i + 1].down && chunks_[i + 1].entry == chunks_[i].entry) continue;
-    experts_[chunks_[i].entry].gate_up_left.store(pieces, std::memory_order_relaxed);
-    pieces = 0;
-  }
+  chunks_.Cut({job.n_experts, layout_.width_rows().size(), layout_.hidden_rows().size(),
+               layer.gate_row_bytes + layer.up_row_bytes, layer.down_row_bytes, pool_->active()},
+              options_.chunks);
 }
 
 void ExpertRunner::CollectVectors(const ExpertJob& job) {
@@ -126,7 +120,7 @@ void ExpertRunner::CollectVectors(const ExpertJob& job) {
 
 void ExpertRunner::DoChunk(const ExpertJob& job, const KernelTable& table, uint32_t chunk,
                            uint32_t thread, NodePool::Next* next) {
-  const JobChunk& c = chunks_[chunk];
+  const JobChunk c = chunks_[chunk];
   if (threads_[thread].tag != job.tag) {
     threads_[thread].tag = job.tag;
     PrefetchStart(job, c);
@@ -151,8 +145,11 @@ void ExpertRunner::DoChunk(const ExpertJob& job, const KernelTable& table, uint3
     }
     // acq_rel: the thread that ends the expert has seen every other chunk's writes, and its release
     // of the flag passes them on.
-    if (experts_[c.entry].gate_up_left.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    std::atomic<uint32_t>& done = experts_[c.entry].gate_up_done;
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_.GateUpPieces(c.entry)) {
+      done.store(0, std::memory_order_relaxed);  // the phase's end orders it before the next job
       EndGateUp(job, table, c.entry, thread);
+    }
   }
   if (chunk % kChunksPerSign == 0) AddProgress();
 }
@@ -218,8 +215,10 @@ void ExpertRunner::GateUpChunk(const ExpertJob& job, const KernelTable& table, u
 void ExpertRunner::EndGateUp(const ExpertJob& job, const KernelTable& table, uint32_t entry,
                              uint32_t thread) {
   SetHiddenReady(job, entry);
-  if (flagged_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts)
+  if (flagged_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts) {
+    flagged_.store(0, std::memory_order_relaxed);
     LODE_FAULT("cpu_worker.after_gate_up");
+  }
   for (uint32_t worker = 0; worker < exchange_layout_.shape.n_workers; ++worker) {
     if (!IsHiddenReady(job, entry, worker)) return;
   }
@@ -230,16 +229,15 @@ void ExpertRunner::EndGateUp(const ExpertJob& job, const KernelTable& table, uin
 // thread that waits for nothing, or by a peer.
 bool ExpertRunner::EnsureQuantised(const ExpertJob& job, const KernelTable& table, uint32_t entry,
                                    uint32_t thread) {
-  std::atomic<HiddenState>& hidden = experts_[entry].hidden;
+  std::atomic<uint64_t>& hidden = experts_[entry].hidden;
+  const uint64_t taken = 2 * serial_, quantised = taken + 1;
   // Acquire: pairs with the release below.
-  const auto quantised = [&] {
-    return hidden.load(std::memory_order_acquire) == HiddenState::kQuantised;
-  };
-  if (quantised()) return true;
-  HiddenState missing = HiddenState::kMissing;
-  if (!hidden.compare_exchange_strong(missing, HiddenState::kTaken, std::memory_order_relaxed)) {
+  uint64_t seen = hidden.load(std::memory_order_acquire);
+  if (seen == quantised) return true;
+  if (seen == taken ||
+      !hidden.compare_exchange_strong(seen, taken, std::memory_order_relaxed)) {
     const LaneSpan span(options_.trace, thread, LaneStep::kWaited);
-    return WaitForThreads(quantised);
+    return WaitForThreads([&] { return hidden.load(std::memory_order_acquire) == quantised; });
   }
   {
     const LaneSpan span(options_.trace, thread, LaneStep::kWaited);
@@ -251,9 +249,11 @@ bool ExpertRunner::EnsureQuantised(const ExpertJob& job, const KernelTable& tabl
   const LaneSpan span(options_.trace, thread, LaneStep::kQuantise);
   for (uint32_t v = first_vector_[entry]; v < first_vector_[entry + 1]; ++v)
     RequantiseVector(job, table, v);
-  hidden.store(HiddenState::kQuantised, std::memory_order_release);
-  if (quantised_experts_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts)
+  hidden.store(quantised, std::memory_order_release);
+  if (quantised_experts_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts) {
+    quantised_experts_.store(0, std::memory_order_relaxed);
     LODE_FAULT("cpu_worker.before_down");
+  }
   return true;
 }
 

@@ -121,17 +121,19 @@ class ExpertRunner {
     void operator()(uint8_t* p) const { std::free(p); }
   };
   std::unique_ptr<uint8_t[], Free> quantised_;  // [vectors], each on a 64-byte border
-  std::vector<JobChunk> chunks_;
-  // Pool threads, atomically.
-  enum class HiddenState : uint32_t { kMissing, kTaken, kQuantised };  // of all rows' vectors
+  JobChunks chunks_;
+  uint64_t serial_ = 0;  // of the job
+  // Pool threads, atomically. Lines that the loop need not write between two jobs, as far as
+  // possible: all threads would fetch them at once.
   struct alignas(64) ExpertState {
-    std::atomic<uint32_t> gate_up_left;  // chunks not done
-    std::atomic<HiddenState> hidden;
+    std::atomic<uint32_t> gate_up_done{0};  // chunks; back to 0 with the last one
+    // 2 x serial: a thread quantises the hidden vectors; 2 x serial + 1: they are quantised.
+    std::atomic<uint64_t> hidden{0};
   };
-  std::unique_ptr<ExpertState[]> experts_;                      // [entry]
-  std::atomic<uint32_t> flagged_{0}, quantised_experts_{0};     // experts so far
-  std::atomic<uint64_t> failure_{
+  std::unique_ptr<ExpertState[]> experts_;  // [entry]
+  alignas(64) std::atomic<uint64_t> failure_{
       0};  // 0, or JobStatus << 32 | detail; the first one wins, kNotFinite keeps the lowest row
+  alignas(64) std::atomic<uint32_t> flagged_{0}, quantised_experts_{0};  // experts; back to 0 alike
   // [thread], each its own.
   struct alignas(64) ThreadState {
     uint64_t tag = 0;  // of the last job that it took part in

@@ -1,5 +1,4 @@
-// See job_chunks.h. All threads wait while this runs: a handful of divisions per expert, none per
-// piece.
+// See job_chunks.h. All threads wait while Cut runs: a handful of divisions per matrix.
 #include "cpu_worker/job_chunks.h"
 
 #include <algorithm>
@@ -12,53 +11,50 @@ namespace {
 constexpr uint32_t kQuarters = 4;
 
 constexpr uint32_t DivUp(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
-
-// The matrices of one kind: alike for every expert.
-struct Kind {
-  bool down;
-  uint32_t rows, row_bytes;
-  uint32_t units, unit_bytes;        // groups of rows that are not cut
-  uint32_t least_units, most_units;  // of a piece
-
-  Kind(bool is_down, uint32_t n_rows, uint32_t bytes, const ChunkRule& rule)
-      : down(is_down), rows(n_rows), row_bytes(bytes) {
-    units = DivUp(rows, kRowGranule);
-    unit_bytes = std::max(1u, kRowGranule * row_bytes);
-    most_units = std::max(1u, units * rule.most_per_expert_4 / kQuarters);
-    least_units = std::max({1u, DivUp(rule.bytes_min, unit_bytes), DivUp(units, kMatrixChunksMax)});
-  }
-  uint64_t bytes() const { return uint64_t{rows} * row_bytes; }
-};
-
-void CutRows(uint32_t entry, const Kind& kind, uint64_t wanted_bytes,
-             std::vector<JobChunk>* chunks) {
-  const uint64_t wanted = std::min<uint64_t>(wanted_bytes / kind.unit_bytes, kind.most_units);
-  const uint32_t size = std::max(static_cast<uint32_t>(wanted), kind.least_units);
-  const uint32_t pieces = std::max(1u, DivUp(kind.units, size));
-  const uint32_t each = kind.units / pieces, longer = kind.units % pieces;
-  uint32_t row = 0;
-  for (uint32_t i = 0; i < pieces; ++i) {
-    const uint32_t end = std::min(kind.rows, row + (each + (i < longer ? 1 : 0)) * kRowGranule);
-    chunks->push_back({entry, kind.down, {row, end}});
-    row = end;
-  }
-}
+// A chunk that ends inside a kernel's group of rows pays for all of it.
+constexpr uint32_t Units(uint32_t rows) { return DivUp(rows, kRowGranule); }
 
 }  // namespace
 
-void CutJob(const JobShape& shape, const ChunkRule& rule, std::vector<JobChunk>* chunks) {
-  chunks->clear();
-  const Kind kinds[] = {{false, shape.width_rows, shape.gate_up_row_bytes, rule},
-                        {true, shape.hidden_rows, shape.down_row_bytes, rule}};
-  uint64_t left = shape.n_experts * (kinds[0].bytes() + kinds[1].bytes());
+void JobChunks::Cut(const JobShape& shape, const ChunkRule& rule) {
+  n_experts_ = shape.n_experts;
+  width_rows_ = shape.width_rows;
+  hidden_rows_ = shape.hidden_rows;
   const uint64_t share = uint64_t{rule.shares} * std::max(1u, shape.threads);
-  for (const Kind& kind : kinds) {
-    for (uint32_t j = 0; j < shape.n_experts; ++j) {
-      // What is left in the middle of this matrix.
-      CutRows(j, kind, (left - kind.bytes() / 2) / share, chunks);
-      left -= kind.bytes();
-    }
+  uint64_t left =
+      shape.n_experts * (uint64_t{shape.width_rows} * shape.gate_up_row_bytes +
+                         uint64_t{shape.hidden_rows} * shape.down_row_bytes);
+  first_[0] = 0;
+  CutKind(0, shape.width_rows, shape.gate_up_row_bytes, rule, share, &left);
+  CutKind(n_experts_, shape.hidden_rows, shape.down_row_bytes, rule, share, &left);
+}
+
+void JobChunks::CutKind(uint32_t first_matrix, uint32_t rows, uint32_t row_bytes,
+                        const ChunkRule& rule, uint64_t share, uint64_t* left) {
+  const uint64_t bytes = uint64_t{rows} * row_bytes;
+  const uint32_t units = Units(rows), unit_bytes = std::max(1u, kRowGranule * row_bytes);
+  const uint32_t most = std::max(1u, units * rule.most_per_expert_4 / kQuarters);
+  const uint32_t least =
+      std::max({1u, DivUp(rule.bytes_min, unit_bytes), DivUp(units, kMatrixChunksMax)});
+  for (uint32_t m = first_matrix; m < first_matrix + n_experts_; ++m) {
+    // By what is left in the middle of this matrix.
+    const uint64_t wanted = (*left - bytes / 2) / share / unit_bytes;
+    const uint32_t size = std::max(static_cast<uint32_t>(std::min<uint64_t>(wanted, most)), least);
+    first_[m + 1] = static_cast<uint16_t>(first_[m] + std::max(1u, DivUp(units, size)));
+    *left -= bytes;
   }
+}
+
+JobChunk JobChunks::operator[](uint32_t chunk) const {
+  const uint16_t* const end = first_ + 2 * n_experts_;
+  const uint16_t* const after = std::upper_bound(first_ + 1, end, chunk);
+  const uint32_t matrix = static_cast<uint32_t>(after - first_) - 1;
+  const bool down = matrix >= n_experts_;
+  const uint32_t rows = down ? hidden_rows_ : width_rows_;
+  const RowRange units =
+      NodeRows(Units(rows), chunk - first_[matrix], first_[matrix + 1] - first_[matrix]);
+  return {down ? matrix - n_experts_ : matrix, down,
+          {units.begin * kRowGranule, std::min(rows, units.end * kRowGranule)}};
 }
 
 }  // namespace lode
