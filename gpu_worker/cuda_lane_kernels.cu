@@ -1,8 +1,6 @@
 // See cuda_lane_kernels.h. Sizes at the flagship's shape: a plan of 8 rows has 80 entries and takes
 // one block about 3 us, 1 row 1 us; the activations of a row are 3.2 KB, posted writes over PCIe.
 // Nothing here is bound by bandwidth: what counts is the number of dependent steps.
-#include <cstdio>
-#include <cstdlib>
 #include <utility>
 
 #include "gpu_worker/cuda_lane_kernels.h"
@@ -15,16 +13,14 @@ namespace {
 constexpr uint32_t kPlanThreads = 256;
 static_assert(kPlanThreads >= kJobExpertsMax, "one entry per thread in Scan");
 constexpr uint32_t kWarp = 32;
-constexpr uint32_t kPlanThreadsMost = 1024;
-constexpr uint32_t kWarps = kPlanThreadsMost / kWarp;
+constexpr uint32_t kWarps = kPlanThreads / kWarp;
 // Looks at the workers' lines: each is a round trip over PCIe of about a microsecond. Every 8th also
 // reads abort word, progress and clock. After some 100 us there is no hurry any more.
 constexpr uint32_t kLooksPerClock = 8;
 constexpr uint32_t kLooksWithoutNap = 100;
 constexpr uint32_t kNapNs = 200;
 constexpr uint32_t kShortNapNs = 20;  // between looks at device memory
-// Up to so many rows one block sends all: cheaper than meeting other blocks.
-constexpr uint32_t kRowsPerBlockAlone = 4;
+constexpr uint32_t kSentAtOnce = 8;  // words of 16 bytes per thread
 constexpr uint32_t kEndBlocksPerRow = 16;
 constexpr uint32_t kEndThreads = 256;
 constexpr uint32_t kCopyThreadsMax = 1024;
@@ -46,7 +42,7 @@ struct BlockGroup {
     if (i % kWarp == 0) warp_counts[warp] = PopCount(mask);
     SyncBlock();
     uint32_t base = 0, total = 0;
-    for (uint32_t w = 0; w < ThreadCount() / kWarp; ++w) {
+    for (uint32_t w = 0; w < kWarps; ++w) {
       if (w == warp) base = total;
       total += warp_counts[w];
     }
@@ -70,7 +66,6 @@ struct PlanArgs {
   uint32_t layer, n_rows, n_forms;
   const RoutedRow* routed;
   ActForm forms[kActFormsMax];
-  uint32_t flags;
 };
 
 // True once the window cannot end well any more: nothing is rung and nothing is waited for.
@@ -89,29 +84,15 @@ LODE_DEVICE void PlanNothing(const LaneConstants& c, const PlanArgs& a, const La
   }
 }
 
-// Rows block, block + blocks, ...: their quantised forms, 16 bytes per store. Loads do not wait for
-// the answer whether to send.
+// The rows' quantised forms, 16 bytes per store. Each row has its own warps, and a thread loads all
+// that it sends (up to kSentAtOnce words: 24 KB in all) before its first store, since a load is 0.6
+// us. Loads do not wait for the answer whether to send.
 LODE_DEVICE void SendActivations(const LaneConstants& c, const PlanArgs& a, uint32_t parity,
                                  bool send) {
-  for (uint32_t row = BlockX(); row < a.n_rows; row += GridX()) {
-    uint8_t* slot = c.exchange + c.acts[parity] + row * c.act_row_bytes;
-    for (uint32_t f = 0; f < a.n_forms; ++f) {
-      const ActForm& form = a.forms[f];
-      const Word4* from = reinterpret_cast<const Word4*>(form.from + row * form.stride);
-      Word4* to = reinterpret_cast<Word4*>(slot + form.offset);
-      for (uint32_t i = ThreadId(); i < form.bytes / sizeof(Word4); i += ThreadCount()) {
-        const Word4 v = from[i];
-        if (send) to[i] = v;
-      }
-    }
-  }
-}
-
-LODE_DEVICE void SendBatched(const LaneConstants& c, const PlanArgs& a, uint32_t parity, bool send) {
-  constexpr uint32_t kBatch = 8;
-  const uint32_t rows = (a.n_rows - BlockX() + GridX() - 1) / GridX();
-  const uint32_t per_row = ThreadCount() / kWarp / rows, warp = ThreadId() / kWarp;
-  const uint32_t row = BlockX() + warp / per_row * GridX(), step = per_row * kWarp;
+  static_assert(kWindowRowsMax <= kWarps, "a warp per row at least");
+  const uint32_t warps = kWarps / a.n_rows, warp = ThreadId() / kWarp;  // of a row; this one
+  const uint32_t row = warp / warps, first = warp % warps * kWarp + ThreadId() % kWarp;
+  const uint32_t stride = warps * kWarp;
   if (row >= a.n_rows) return;
   uint8_t* slot = c.exchange + c.acts[parity] + row * c.act_row_bytes;
   for (uint32_t f = 0; f < a.n_forms; ++f) {
@@ -119,40 +100,23 @@ LODE_DEVICE void SendBatched(const LaneConstants& c, const PlanArgs& a, uint32_t
     const Word4* from = reinterpret_cast<const Word4*>(form.from + row * form.stride);
     Word4* to = reinterpret_cast<Word4*>(slot + form.offset);
     const uint32_t words = form.bytes / sizeof(Word4);
-    for (uint32_t i = warp % per_row * kWarp + ThreadId() % kWarp; i < words; i += step * kBatch) {
-      Word4 v[kBatch];
+    for (uint32_t i = first; i < words; i += stride * kSentAtOnce) {
+      Word4 v[kSentAtOnce];
       LODE_UNROLL
-      for (uint32_t k = 0; k < kBatch; ++k) {
-        if (i + k * step < words) v[k] = from[i + k * step];
+      for (uint32_t k = 0; k < kSentAtOnce; ++k) {
+        if (i + k * stride < words) v[k] = from[i + k * stride];
       }
-      if (!send) continue;
       LODE_UNROLL
-      for (uint32_t k = 0; k < kBatch; ++k) {
-        if (i + k * step < words) to[i + k * step] = v[k];
+      for (uint32_t k = 0; k < kSentAtOnce; ++k) {
+        if (send && i + k * stride < words) to[i + k * stride] = v[k];
       }
     }
   }
 }
 
-LODE_DEVICE uint32_t CountRelease(uint32_t* p, uint32_t n) {
-#if defined(LODE_CUDA_EMULATED)
-  return AtomicAdd(p, n);
-#else
-  uint32_t x;
-  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], %2;" : "=r"(x) : "l"(p), "r"(n) : "memory");
-  return x;
-#endif
-}
-
-// Stores the bell behind everything that every block has written. One thread, behind a barrier: the
-// release is cumulative and covers what the block's threads stored before. Of several blocks each
-// adds a fence before it counts itself.
+// Stores the bell behind everything that the block has written. One thread, behind a barrier: the
+// release is cumulative and covers what the other threads stored before.
 LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
-  if (GridX() > 1) {
-    FenceSystem();
-    if (AtomicAdd(c.arrived, 1) + 1 != GridX()) return;
-    *c.arrived = 0;
-  }
   StoreReleaseSystem(reinterpret_cast<uint64_t*>(c.exchange + c.bell), tag);
   c.report->marks[layer][static_cast<uint32_t>(LayerMark::kBell)] = ClockNs();
 }
@@ -181,13 +145,13 @@ LODE_DEVICE void TellDevice(const LaneConstants& c, const PlanArgs& a, const Lan
   c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kPlanned)] = ClockNs();
 }
 
-// Every block makes the plan for itself: cheaper than telling the others. What does not change
-// within a window (settings, places, residency) is in shared memory before the launch ahead has
+// One block, also for eight rows: several would have to meet before one of them rings, and a fence
+// and an atomic are 0.5 us more than what they save. What does not change within a window (settings, places, residency) is in shared memory before the launch ahead has
 // ended. Behind that, loads that do not depend on each other are issued together: a load is 0.6 us,
 // everything else here is barriers of 30 ns. The activations leave before it is known whether the
 // layer rings: then they are under way while the plan is made, and the bell's release has little
 // left to wait for. The first warp rings while the others do what comes behind the bell.
-LODE_KERNEL(kPlanThreadsMost) PlanKernel(LaneConstants c, PlanArgs a) {
+LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   // The next launch may not start early: its blocks would fill the multiprocessors before the copies
   // of the pull lane, which come in a branch, find a place.
   LODE_SHARED LaneWork work;
@@ -208,40 +172,19 @@ LODE_KERNEL(kPlanThreadsMost) PlanKernel(LaneConstants c, PlanArgs a) {
   BuildJobHead(g, window, a.layer, a.n_rows, place.act_forms, job);
   WaitForPrevious();
   const bool is_void = IsVoid(c);
-  const bool early = (a.flags & 2) != 0;
+  const uint32_t i = ThreadId();  // an entry per thread
   uint16_t id = 0;
-  if (early && ThreadId() < a.n_rows * used) id = a.routed[ThreadId() / used].ids[ThreadId() % used];
-  for (uint32_t i = ThreadId(); !early && i < a.n_rows * used; i += ThreadCount())
-    routed[i / used].ids[i % used] = a.routed[i / used].ids[i % used];
-  const bool send = !is_void && window.split.cpu_lane_down == 0;
-  if ((a.flags & 1) != 0) {
-    SendBatched(c, a, parity, send);
-  } else {
-    SendActivations(c, a, parity, send);
-  }
-  if (early && ThreadId() < a.n_rows * used) routed[ThreadId() / used].ids[ThreadId() % used] = id;
+  if (i < a.n_rows * used) id = a.routed[i / used].ids[i % used];
+  SendActivations(c, a, parity, !is_void && window.split.cpu_lane_down == 0);
+  if (i < a.n_rows * used) routed[i / used].ids[i % used] = id;
   if (is_void) {
-    if (BlockX() == 0) PlanNothing(c, a, c.parity[parity]);
+    PlanNothing(c, a, c.parity[parity]);
     return;
   }
   SyncBlock();
-  if ((a.flags & 4) != 0 && BlockX() > 0) {
-    if (ThreadId() == 0) {
-      const uint32_t seen = CountRelease(c.arrived, 1) + 1;
-      if ((seen & 0xffff) == GridX()) {
-        *c.arrived = 0;
-        if (seen == GridX()) {
-          StoreReleaseSystem(reinterpret_cast<uint64_t*>(c.exchange + c.bell),
-                             JobTag(window.generation, window.window, a.layer));
-          c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kBell)] = ClockNs();
-        }
-      }
-    }
-    return;
-  }
   PlanLane(g, routed, a.n_rows, c.shape, residency, window.split, &work);
   const bool ring = work.on_cpu > 0;
-  if (ring && BlockX() == 0) {
+  if (ring) {
     BuildJobExperts(g, work, job);
     Word4* const to = reinterpret_cast<Word4*>(c.exchange + c.jobs[parity]);
     for (uint32_t i = ThreadId(); i < JobBytes(work.on_cpu) / sizeof(Word4); i += ThreadCount())
@@ -250,21 +193,8 @@ LODE_KERNEL(kPlanThreadsMost) PlanKernel(LaneConstants c, PlanArgs a) {
   }
   const uint64_t tag = JobTag(window.generation, window.window, a.layer);
   if (ThreadId() < kWarp) {
-    if ((a.flags & 4) != 0) {
-      if (ThreadId() == 0) {
-        const uint32_t seen = CountRelease(c.arrived, ring ? 1 : 0x10001) + 1;
-        if ((seen & 0xffff) == GridX()) {
-          *c.arrived = 0;
-          if (ring) {
-            StoreReleaseSystem(reinterpret_cast<uint64_t*>(c.exchange + c.bell), tag);
-            c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kBell)] = ClockNs();
-          }
-        }
-      }
-    } else if (ring && ThreadId() == 0) {
-      Ring(c, a.layer, tag);
-    }
-  } else if (BlockX() == 0) {
+    if (ring && ThreadId() == 0) Ring(c, a.layer, tag);
+  } else {
     TellDevice(c, a, work, place, ring ? tag : 0);
   }
 }
@@ -453,7 +383,6 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   for (uint32_t i = ThreadId(); i < sizeof(LaneReport) / sizeof(uint32_t); i += ThreadCount())
     words[i] = 0;
   if (ThreadId() < 2) *c.parity[ThreadId()].tag = 0;
-  if (ThreadId() == 0) *c.arrived = 0;
   if (ThreadId() == 0) *c.answered = 0;
 }
 
@@ -533,15 +462,9 @@ void LaunchBegin(CUstream_st* stream, const LaneConstants& c) {
 
 void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uint32_t n_rows,
                 const RoutedRow* routed, const ActForm* forms, uint32_t n_forms) {
-  PlanArgs args = {layer, n_rows, n_forms, routed, {}, 0};
+  PlanArgs args = {layer, n_rows, n_forms, routed, {}};
   for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
-  uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows, threads = kPlanThreads;
-  if (const char* plan = std::getenv("LODE_PLAN")) {
-    uint32_t most = 1;
-    std::sscanf(plan, "%u:%u:%u", &most, &threads, &args.flags);
-    blocks = n_rows < most ? n_rows : most;
-  }
-  LaunchAhead(stream, Grid{blocks}, threads, 0, PlanKernel, c, args);
+  LaunchAhead(stream, Grid{1}, kPlanThreads, 0, PlanKernel, c, args);
 }
 
 void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,

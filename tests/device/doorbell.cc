@@ -16,8 +16,6 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
-#include <cstdlib>
-#include <string>
 #include <vector>
 
 #include "gpu_worker/cuda_api.h"
@@ -170,7 +168,6 @@ class Doorbell {
     LODE_ASSIGN_OR_RETURN(c_.places, Device<cuda::LayerPlace>(kLayers));
     LODE_ASSIGN_OR_RETURN(residency_, Device<uint16_t>(size_t{kLayers} * kExperts));
     c_.residency = residency_;
-    LODE_ASSIGN_OR_RETURN(c_.arrived, Device<uint32_t>(1));
     LODE_ASSIGN_OR_RETURN(c_.answered, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(stamps_, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(end_arrived_, Device<uint32_t>(1));
@@ -301,28 +298,6 @@ class Doorbell {
 Status Main(uint32_t n_rows) {
   Doorbell bench;
   LODE_RETURN_IF_ERROR(bench.Start(n_rows));
-  if (const char* plans = std::getenv("LODE_PLANS")) {
-    std::vector<std::string> list;
-    for (const char* p = plans; *p != 0;) {
-      const char* e = std::strchr(p, ',');
-      list.emplace_back(p, e ? e : p + std::strlen(p));
-      p = e ? e + 1 : p + std::strlen(p);
-    }
-    for (int round = 0; round < 2; ++round)
-      for (const uint32_t work : kWork)
-        for (const std::string& plan : list) {
-          if (plan == "old") unsetenv("LODE_PLAN"); else setenv("LODE_PLAN", plan.c_str(), 1);
-          double spread = 0;
-          LODE_ASSIGN_OR_RETURN(const double quiet, bench.Measure({false, 0, work}, &spread));
-          LODE_ASSIGN_OR_RETURN(const double ring, bench.Measure({true, 0, work}, &spread));
-          LODE_ASSIGN_OR_RETURN(const double quiet2, bench.Measure({false, 0, work}, &spread));
-          LODE_ASSIGN_OR_RETURN(const double ring2, bench.Measure({true, 0, work}, &spread));
-          std::printf("%u rows, %2u launches, plan %-9s: quiet %.2f %.2f ring %.2f %.2f diff %.2f %.2f\n", n_rows, work, plan.c_str(), quiet, quiet2, ring, ring2, ring - quiet, ring2 - quiet2);
-        }
-    unsetenv("LODE_PLAN");
-    LODE_RETURN_IF_ERROR(bench.StopTest());
-    return OkStatus();
-  }
   for (const uint32_t work : kWork) {
     for (const uint32_t pull_bytes : kPullBytes) {
       double spread = 0;
