@@ -146,11 +146,11 @@ LODE_DEVICE void TellDevice(const LaneConstants& c, const PlanArgs& a, const Lan
 }
 
 // One block, also for eight rows: several would have to meet before one of them rings, and a fence
-// and an atomic are 0.5 us more than what they save. What does not change within a window (settings, places, residency) is in shared memory before the launch ahead has
-// ended. Behind that, loads that do not depend on each other are issued together: a load is 0.6 us,
-// everything else here is barriers of 30 ns. The activations leave before it is known whether the
-// layer rings: then they are under way while the plan is made, and the bell's release has little
-// left to wait for. The first warp rings while the others do what comes behind the bell.
+// and an atomic are 0.5 us more than what they save. What does not change within a window (settings,
+// places, residency) is in shared memory before the launch ahead has ended. Behind that, loads that
+// do not depend on each other are issued together: a load is 0.6 us, everything else here is
+// barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
+// under way while the plan is made, and the bell's release has little left to wait for. The first warp rings while the others do what comes behind the bell.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   // The next launch may not start early: its blocks would fill the multiprocessors before the copies
   // of the pull lane, which come in a branch, find a place.
@@ -172,11 +172,11 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   BuildJobHead(g, window, a.layer, a.n_rows, place.act_forms, job);
   WaitForPrevious();
   const bool is_void = IsVoid(c);
-  const uint32_t i = ThreadId();  // an entry per thread
+  const uint32_t entry = ThreadId();
   uint16_t id = 0;
-  if (i < a.n_rows * used) id = a.routed[i / used].ids[i % used];
+  if (entry < a.n_rows * used) id = a.routed[entry / used].ids[entry % used];
   SendActivations(c, a, parity, !is_void && window.split.cpu_lane_down == 0);
-  if (i < a.n_rows * used) routed[i / used].ids[i % used] = id;
+  if (entry < a.n_rows * used) routed[entry / used].ids[entry % used] = id;
   if (is_void) {
     PlanNothing(c, a, c.parity[parity]);
     return;
