@@ -150,7 +150,8 @@ LODE_DEVICE void TellDevice(const LaneConstants& c, const PlanArgs& a, const Lan
 // places, residency) is in shared memory before the launch ahead has ended. Behind that, loads that
 // do not depend on each other are issued together: a load is 0.6 us, everything else here is
 // barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
-// under way while the plan is made, and the bell's release has little left to wait for. The first warp rings while the others do what comes behind the bell.
+// under way while the plan is made, and the bell's release has little left to wait for. The first
+// warp rings while the others do what comes behind the bell.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   // The next launch may not start early: its blocks would fill the multiprocessors before the copies
   // of the pull lane, which come in a branch, find a place.
