@@ -64,10 +64,9 @@ ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable&
   pool_->SetActive(job.threads);
   Prepare(job);
   if (trace != nullptr) trace->open_ns = NowNs();
-  pool_->RunPhase(chunks_.size(),
-                  [&](uint32_t chunk, uint32_t thread, NodePool::Next& next) {
-                    DoChunk(job, table, chunk, thread, &next);
-                  });
+  pool_->RunPhase(chunks_.size(), [&](uint32_t chunk, uint32_t thread, NodePool::Next& next) {
+    DoChunk(job, table, chunk, thread, &next);
+  });
   if (trace != nullptr) trace->end_ns = NowNs();
   // The phase has ended: all its writes are visible.
   const uint64_t failure = failure_.load(std::memory_order_relaxed);
@@ -234,8 +233,7 @@ bool ExpertRunner::EnsureQuantised(const ExpertJob& job, const KernelTable& tabl
   // Acquire: pairs with the release below.
   uint64_t seen = hidden.load(std::memory_order_acquire);
   if (seen == quantised) return true;
-  if (seen == taken ||
-      !hidden.compare_exchange_strong(seen, taken, std::memory_order_relaxed)) {
+  if (seen == taken || !hidden.compare_exchange_strong(seen, taken, std::memory_order_relaxed)) {
     const LaneSpan span(options_.trace, thread, LaneStep::kWaited);
     return WaitForThreads([&] { return hidden.load(std::memory_order_acquire) == quantised; });
   }

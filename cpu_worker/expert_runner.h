@@ -8,8 +8,8 @@
 //   3. down, own rows: y = W_down h -> result vectors, own part
 //
 // All experts' chunks of 1 and 3 lie in one list (job_chunks.h) that the threads work off in one
-// phase of the pool; 2 is done by the thread that ends an expert's 1, or by the first that needs it.
-// Nothing waits for all threads before the end.
+// phase of the pool; 2 is done by the thread that ends an expert's 1, or by the first that needs
+// it. Nothing waits for all threads before the end.
 //
 // Every number has one owner and one order of operations, so neither workers nor threads nor chunk
 // borders can change a bit. Bytes: every weight byte of the job is read once (rows of one expert

@@ -21,9 +21,8 @@ void JobChunks::Cut(const JobShape& shape, const ChunkRule& rule) {
   width_rows_ = shape.width_rows;
   hidden_rows_ = shape.hidden_rows;
   const uint64_t share = uint64_t{rule.shares} * std::max(1u, shape.threads);
-  uint64_t left =
-      shape.n_experts * (uint64_t{shape.width_rows} * shape.gate_up_row_bytes +
-                         uint64_t{shape.hidden_rows} * shape.down_row_bytes);
+  uint64_t left = shape.n_experts * (uint64_t{shape.width_rows} * shape.gate_up_row_bytes +
+                                     uint64_t{shape.hidden_rows} * shape.down_row_bytes);
   first_[0] = 0;
   CutKind(0, shape.width_rows, shape.gate_up_row_bytes, rule, share, &left);
   CutKind(n_experts_, shape.hidden_rows, shape.down_row_bytes, rule, share, &left);
@@ -53,7 +52,8 @@ JobChunk JobChunks::operator[](uint32_t chunk) const {
   const uint32_t rows = down ? hidden_rows_ : width_rows_;
   const RowRange units =
       NodeRows(Units(rows), chunk - first_[matrix], first_[matrix + 1] - first_[matrix]);
-  return {down ? matrix - n_experts_ : matrix, down,
+  return {down ? matrix - n_experts_ : matrix,
+          down,
           {units.begin * kRowGranule, std::min(rows, units.end * kRowGranule)}};
 }
 

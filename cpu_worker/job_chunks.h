@@ -1,12 +1,12 @@
 // How a job is cut into pieces for the threads: one list, first the gate and up rows of every
 // expert, then the down rows of every expert, in the order in which they are claimed. A piece is a
-// share of the bytes that stand in the list from it on, so pieces become smaller towards the end and
-// the threads end together, while far from the end each is large enough for its claim and for what a
-// call prepares to cost little. An expert's down rows stand behind all gate rows: when they are
-// claimed, its hidden vectors are complete or about to be, and no thread waits for a whole phase.
-// The list is not written down: what is stored is where each matrix begins, two bytes each, since
-// every line that the loop writes here is fetched by all threads at once while nothing else happens.
-// Thread: written by the worker loop before it opens a phase, read by all inside it.
+// share of the bytes that stand in the list from it on, so pieces become smaller towards the end
+// and the threads end together, while far from the end each is large enough for its claim and for
+// what a call prepares to cost little. An expert's down rows stand behind all gate rows: when they
+// are claimed, its hidden vectors are complete or about to be, and no thread waits for a whole
+// phase. The list is not written down: what is stored is where each matrix begins, two bytes each,
+// since every line that the loop writes here is fetched by all threads at once while nothing else
+// happens. Thread: written by the worker loop before it opens a phase, read by all inside it.
 #pragma once
 
 #include <cstdint>

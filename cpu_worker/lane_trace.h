@@ -28,7 +28,8 @@ struct LaneTrace {
     for (Thread& t : threads) t.events.clear();
   }
 
-  uint64_t bell_ns = 0, run_ns = 0, open_ns = 0, end_ns = 0;  // bell seen, job checked, threads called, all done
+  uint64_t bell_ns = 0, run_ns = 0, open_ns = 0,
+           end_ns = 0;  // bell seen, job checked, threads called, all done
   std::vector<Thread> threads;
 };
 

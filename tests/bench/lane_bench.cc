@@ -1,8 +1,9 @@
 // The CPU lane taken apart: a real CPU worker (arena, pool, worker loop, product kernels) answers
-// jobs that this program rings in the device's place, and the time from bell to answer is split into
-// its parts. No card, no daemon. Jobs have the flagship's shape: a random number of distinct experts
-// around a mean, drawn from an arena that no cache holds, and rows as a trained router shares them.
-// Ways of cutting a job answer the same jobs in turn, round by round, and must give the same bits.
+// jobs that this program rings in the device's place, and the time from bell to answer is split
+// into its parts. No card, no daemon. Jobs have the flagship's shape: a random number of distinct
+// experts around a mean, drawn from an arena that no cache holds, and rows as a trained router
+// shares them. Ways of cutting a job answer the same jobs in turn, round by round, and must give
+// the same bits.
 //
 //   lane_bench [pack=q2_0] [layers=8] [threads=14] [experts=13.2] [rows=4] [jobs=200] [rounds=3]
 //              [gap=100] [stride=1] [ids=512] [cut=2/1/12]
@@ -328,8 +329,8 @@ class Bench {
       }
     }
     const LayerExperts& layer = store_->layout().layers[job.layer];
-    const double gate_up_bytes = static_cast<double>(
-        uint64_t{layout_.shape.expert_width} * (layer.gate_row_bytes + layer.up_row_bytes));
+    const double gate_up_bytes = static_cast<double>(uint64_t{layout_.shape.expert_width} *
+                                                     (layer.gate_row_bytes + layer.up_row_bytes));
     const double down_bytes =
         static_cast<double>(uint64_t{layout_.shape.hidden} * layer.down_row_bytes);
     ++v->jobs;
@@ -353,24 +354,27 @@ class Bench {
   // thread's first and last chunk; tail, max: from its last chunk to the end; ack: until the answer
   // is seen. GB/s: of the whole; of gate+up and of down while threads work on them.
   static void Print(std::vector<Variant>* variants) {
-    std::printf("%-10s %6s %6s %5s | %4s %5s %4s %5s %5s | %7s %6s %6s %5s %7s | %5s %5s %4s | %5s "
-                "%5s %6s\n",
-                "cut", "mean", "median", "GB/s", "bell", "check", "cut", "start", "max", "gate+up",
-                "quant.", "down", "wait", "between", "tail", "max", "ack", "g+u", "down", "chunks");
+    std::printf(
+        "%-10s %6s %6s %5s | %4s %5s %4s %5s %5s | %7s %6s %6s %5s %7s | %5s %5s %4s | %5s "
+        "%5s %6s\n",
+        "cut", "mean", "median", "GB/s", "bell", "check", "cut", "start", "max", "gate+up",
+        "quant.", "down", "wait", "between", "tail", "max", "ack", "g+u", "down", "chunks");
     for (Variant& v : *variants) {
       const double n = v.jobs;
       double total = 0;
       for (const double t : v.totals) total += t;
       const auto middle = v.totals.begin() + static_cast<ptrdiff_t>(v.totals.size() / 2);
       std::nth_element(v.totals.begin(), middle, v.totals.end());
-      const auto rate = [](double bytes, double us) { return bytes / std::max(us, 1.0) / kNsPerUs; };
-      std::printf("%-10s %6.1f %6.1f %5.1f | %4.2f %5.2f %4.2f %5.2f %5.2f | %7.1f %6.2f %6.1f "
-                  "%5.2f %7.2f | %5.2f %5.2f %4.2f | %5.1f %5.1f %6.1f\n",
-                  v.name.c_str(), total / n, *middle, rate(v.bytes, total), v.bell / n,
-                  v.check / n, v.cut / n, v.start / n, v.start_max / n, v.work[0] / n,
-                  v.work[1] / n, v.work[2] / n, v.work[3] / n, v.between / n, v.tail / n,
-                  v.tail_max / n, v.ack / n, rate(v.bytes - v.down_bytes, v.work[0]),
-                  rate(v.down_bytes, v.work[2]), v.chunks / n);
+      const auto rate = [](double bytes, double us) {
+        return bytes / std::max(us, 1.0) / kNsPerUs;
+      };
+      std::printf(
+          "%-10s %6.1f %6.1f %5.1f | %4.2f %5.2f %4.2f %5.2f %5.2f | %7.1f %6.2f %6.1f "
+          "%5.2f %7.2f | %5.2f %5.2f %4.2f | %5.1f %5.1f %6.1f\n",
+          v.name.c_str(), total / n, *middle, rate(v.bytes, total), v.bell / n, v.check / n,
+          v.cut / n, v.start / n, v.start_max / n, v.work[0] / n, v.work[1] / n, v.work[2] / n,
+          v.work[3] / n, v.between / n, v.tail / n, v.tail_max / n, v.ack / n,
+          rate(v.bytes - v.down_bytes, v.work[0]), rate(v.down_bytes, v.work[2]), v.chunks / n);
     }
     std::fflush(stdout);
   }
