@@ -33,7 +33,7 @@ struct JobShape {
 struct ChunkRule {
   uint32_t shares = 2;             // a piece is 1 / (shares x threads) of what is left
   uint32_t most_per_expert_4 = 1;  // and at most so many quarters of an expert's rows
-  uint32_t bytes_min = 12u << 10;  // and at least so many bytes: some 2 us of a thread
+  uint32_t bytes_min = 24u << 10;  // and at least about so many bytes: some 4 us of a thread
 };
 
 class JobChunks {
@@ -51,7 +51,7 @@ class JobChunks {
 
  private:
   void CutKind(uint32_t first_matrix, uint32_t rows, uint32_t row_bytes, const ChunkRule& rule,
-               uint64_t share, uint64_t* left);
+               uint64_t threads, uint64_t* left);
 
   uint32_t n_experts_ = 0, width_rows_ = 0, hidden_rows_ = 0;
   // [matrix] its first chunk; matrices: gate and up of expert 0, 1, ..., down of expert 0, 1, ...

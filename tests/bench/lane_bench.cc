@@ -6,7 +6,7 @@
 // the same bits.
 //
 //   lane_bench [pack=q2_0] [layers=8] [threads=14] [experts=13.2] [rows=4] [jobs=200] [rounds=3]
-//              [gap=100] [stride=1] [ids=512] [cut=2/1/12]
+//              [gap=100] [stride=1] [ids=512] [cut=2/1/24]
 //
 // threads, experts, cut are lists with commas. gap: us between two jobs. stride: thread t runs on
 // CPU t * stride. ids: experts of a layer that are drawn from (few: the weights come from a cache).
@@ -395,7 +395,7 @@ class Bench {
 int main(int argc, char** argv) {
   lode::Settings s = {{"pack", "q2_0"}, {"layers", "8"}, {"threads", "14"}, {"experts", "13.2"},
                       {"rows", "4"},    {"jobs", "200"}, {"rounds", "3"},   {"gap", "100"},
-                      {"stride", "1"},  {"ids", "512"},  {"cut", "2/1/12"}};
+                      {"stride", "1"},  {"ids", "512"},  {"cut", "2/1/24"}};
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const size_t eq = arg.find('=');
