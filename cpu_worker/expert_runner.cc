@@ -1,4 +1,5 @@
-// See expert_runner.h. Each phase is one function; a chunk is a range of rows of one expert.
+// See expert_runner.h. The job's chunks are one phase of the pool; what a chunk may rely on is said
+// where it waits for it.
 #include "cpu_worker/expert_runner.h"
 
 #include <algorithm>
@@ -14,22 +15,11 @@
 namespace lode {
 namespace {
 
-// A chunk that ends inside a kernel's group of rows pays for all of it.
-constexpr uint32_t Units(uint32_t rows) { return (rows + kRowGranule - 1) / kRowGranule; }
-
-// Chunks per expert so that the phase has about kChunksPerThread per active thread.
-uint32_t ChunksPerExpert(const NodePool& pool, uint32_t n_experts, uint32_t rows) {
-  const uint32_t wanted = (NodePool::kChunksPerThread * pool.active() + n_experts - 1) / n_experts;
-  const uint32_t most = std::max(1u, Units(rows));
-  // kChunksMax bounds the phase: n_experts is at most kJobExpertsMax.
-  return std::clamp(wanted, 1u, std::min(most, NodePool::kChunksMax / kJobExpertsMax));
-}
-
-// Chunk `chunk` of `rows` rows: whole units, but for the last one. REQUIRES n_chunks <= Units(rows).
-RowRange ChunkRows(uint32_t rows, uint32_t chunk, uint32_t n_chunks) {
-  const RowRange units = NodeRows(Units(rows), chunk, n_chunks);
-  return {units.begin * kRowGranule, std::min(rows, units.end * kRowGranule)};
-}
+constexpr uint32_t kPollsPerClock = 64;     // of a spinning wait
+constexpr uint64_t kYieldAfterNs = 20'000;  // longer than a peer of equal speed lags behind
+// Signs of life go to a line that all threads and a GPU look at: one per so many chunks.
+constexpr uint32_t kChunksPerSign = 8;
+constexpr size_t kCacheLineBytes = 64;
 
 bool AllFinite(const float* x, uint32_t n) {
   bool finite = true;
@@ -60,7 +50,8 @@ ExpertRunner::ExpertRunner(const ArenaLayout& layout, const uint8_t* arena, uint
   quantised_.reset(static_cast<uint8_t*>(
       std::aligned_alloc(kAlign, n_vectors * std::max(quantised_stride_, kAlign))));
   LODE_CHECK(quantised_ != nullptr, "no memory for {} quantised vectors", n_vectors);
-  gate_up_left_ = std::make_unique<std::atomic<uint32_t>[]>(kJobExpertsMax);
+  experts_ = std::make_unique<ExpertState[]>(kJobExpertsMax);
+  threads_ = std::make_unique<ThreadState[]>(pool->threads());
   for (uint32_t t = 0; t < pool->threads(); ++t) {
     gate_scratch_.push_back(std::make_unique<float[]>(size_t{kWindowRowsMax} *
                                                       std::max(1u, layout.width_rows().size())));
@@ -68,16 +59,16 @@ ExpertRunner::ExpertRunner(const ArenaLayout& layout, const uint8_t* arena, uint
 }
 
 ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable& table) {
-  failure_.store(0, std::memory_order_relaxed);  // phases start with a release
+  LaneTrace* const trace = options_.trace;
+  if (trace != nullptr) trace->run_ns = NowNs();
   pool_->SetActive(job.threads);
-  CollectVectors(job);
-  GateUp(job, table);
-  LODE_FAULT("cpu_worker.after_gate_up");
-  Requantise(job, table);
-  LODE_FAULT("cpu_worker.before_down");
-  const uint64_t before_down =
-      failure_.load(std::memory_order_relaxed);  // a phase ended: all its writes are visible
-  if (before_down == 0) Down(job, table);
+  Prepare(job);
+  if (trace != nullptr) trace->open_ns = NowNs();
+  pool_->RunPhase(chunks_.size(), [&](uint32_t chunk, uint32_t thread, NodePool::Next& next) {
+    DoChunk(job, table, chunk, thread, &next);
+  });
+  if (trace != nullptr) trace->end_ns = NowNs();
+  // The phase has ended: all its writes are visible.
   const uint64_t failure = failure_.load(std::memory_order_relaxed);
   const LayerExperts& layer = layout_.layers[job.layer];
   Outcome outcome;
@@ -88,6 +79,25 @@ ExpertRunner::Outcome ExpertRunner::Run(const ExpertJob& job, const KernelTable&
   if (failure == 0)
     outcome.bytes += uint64_t{job.n_experts} * layout_.hidden_rows().size() * layer.down_row_bytes;
   return outcome;
+}
+
+// ---- before the threads start: they all wait for this
+
+void ExpertRunner::Prepare(const ExpertJob& job) {
+  ++serial_;
+  // Relaxed: the phase starts with a release.
+  if (failure_.exchange(0, std::memory_order_relaxed) != 0) {  // that job left counts behind
+    for (uint32_t j = 0; j < kJobExpertsMax; ++j)
+      experts_[j].gate_up_done.store(0, std::memory_order_relaxed);
+    flagged_.store(0, std::memory_order_relaxed);
+    quantised_experts_.store(0, std::memory_order_relaxed);
+  }
+  CollectVectors(job);
+  const LayerExperts& layer = layout_.layers[job.layer];
+  down_act_ = {layout_.width, std::max(1u, Info(layer.down).act_block_len)};
+  chunks_.Cut({job.n_experts, layout_.width_rows().size(), layout_.hidden_rows().size(),
+               layer.gate_row_bytes + layer.up_row_bytes, layer.down_row_bytes, pool_->active()},
+              options_.chunks);
 }
 
 void ExpertRunner::CollectVectors(const ExpertJob& job) {
@@ -105,42 +115,62 @@ void ExpertRunner::CollectVectors(const ExpertJob& job) {
   first_vector_.push_back(static_cast<uint32_t>(vectors_.size()));
 }
 
-// ---- phase 1
-// ---------------------------------------------------------------------------------------------------------------------
+// ---- one chunk
 
-void ExpertRunner::GateUp(const ExpertJob& job, const KernelTable& table) {
-  const uint32_t rows = layout_.width_rows().size();
-  if (rows == 0) {  // more workers than rows: nothing to add, but the others wait for our flags
-    for (uint32_t j = 0; j < job.n_experts; ++j) SetHiddenReady(job, j);
-    return;
+void ExpertRunner::DoChunk(const ExpertJob& job, const KernelTable& table, uint32_t chunk,
+                           uint32_t thread, NodePool::Next* next) {
+  const JobChunk c = chunks_[chunk];
+  if (threads_[thread].tag != job.tag) {
+    threads_[thread].tag = job.tag;
+    PrefetchStart(job, c);
   }
-  const uint32_t per_expert = ChunksPerExpert(*pool_, job.n_experts, rows);
-  for (uint32_t j = 0; j < job.n_experts; ++j)
-    gate_up_left_[j].store(per_expert, std::memory_order_relaxed);  // phases start with a release
-  const LayerExperts& layer = layout_.layers[job.layer];
-  const auto first_row = [&](uint32_t chunk) {
-    return arena_ + layout_.offset(job.layer, job.experts[chunk / per_expert].expert) +
-           size_t{ChunkRows(rows, chunk % per_expert, per_expert).begin} * layer.gate_row_bytes;
+  if (!HasEnded() && Aborted(job)) Fail(JobStatus::kAborted, 0);
+  // The flags stay unset: peers end by the abort word too.
+  if (HasEnded()) return;
+  const auto next_row = [&]() -> const uint8_t* {
+    const uint32_t ahead = next->Claim();
+    return ahead == NodePool::Next::kNone ? nullptr : FirstRow(job, chunks_[ahead]);
   };
-  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t thread,
-                                                  NodePool::Next& next) {
-    const uint32_t entry = chunk / per_expert;
-    if (failure_.load(std::memory_order_relaxed) == 0 && Aborted(job)) Fail(JobStatus::kAborted, 0);
-    if (failure_.load(std::memory_order_relaxed) != 0)
-      return;  // a hint; the flags below stay unset, peers end by the abort word too
-    const auto next_row = [&]() -> const uint8_t* {
-      const uint32_t ahead = next.Claim();
-      return ahead == NodePool::Next::kNone ? nullptr : first_row(ahead);
-    };
-    GateUpChunk(job, table, entry, ChunkRows(rows, chunk % per_expert, per_expert), thread,
-                next_row);
+  if (c.down) {
+    if (!EnsureQuantised(job, table, c.entry, thread)) return;
+    // Some vector is not finite: the others are still looked at, since the lowest row is told.
+    if (failure_.load(std::memory_order_relaxed) != 0) return;
+    const LaneSpan span(options_.trace, thread, LaneStep::kDown);
+    if (c.rows.size() > 0) DownChunk(job, table, c.entry, c.rows, next_row);
+  } else {
+    {
+      const LaneSpan span(options_.trace, thread, LaneStep::kGateUp);
+      if (c.rows.size() > 0) GateUpChunk(job, table, c.entry, c.rows, thread, next_row);
+    }
     // acq_rel: the thread that ends the expert has seen every other chunk's writes, and its release
     // of the flag passes them on.
-    if (gate_up_left_[entry].fetch_sub(1, std::memory_order_acq_rel) == 1)
-      SetHiddenReady(job, entry);
-    AddProgress();
-  });
+    std::atomic<uint32_t>& done = experts_[c.entry].gate_up_done;
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_.GateUpPieces(c.entry)) {
+      done.store(0, std::memory_order_relaxed);  // the phase's end orders it before the next job
+      EndGateUp(job, table, c.entry, thread);
+    }
+  }
+  if (chunk % kChunksPerSign == 0) AddProgress();
 }
+
+const uint8_t* ExpertRunner::FirstRow(const ExpertJob& job, const JobChunk& chunk) const {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const uint8_t* expert = arena_ + layout_.offset(job.layer, job.experts[chunk.entry].expert);
+  return chunk.down ? expert + layer.down_offset + size_t{chunk.rows.begin} * layer.down_row_bytes
+                    : expert + size_t{chunk.rows.begin} * layer.gate_row_bytes;
+}
+
+// Nobody has announced a thread's first chunk: its first rows come while the activations, which are
+// in another core's cache or just off the link, are prepared.
+void ExpertRunner::PrefetchStart(const ExpertJob& job, const JobChunk& chunk) const {
+  const LayerExperts& layer = layout_.layers[job.layer];
+  const uint32_t row_bytes = chunk.down ? layer.down_row_bytes : layer.gate_row_bytes;
+  const size_t bytes = size_t{std::min(kRowGranule, chunk.rows.size())} * row_bytes;
+  const uint8_t* const w = FirstRow(job, chunk);
+  for (size_t i = 0; i < bytes; i += kCacheLineBytes) __builtin_prefetch(w + i, 0, 2);
+}
+
+// ---- gate and up
 
 void ExpertRunner::GateUpChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry,
                                RowRange rows, uint32_t thread, const NextRowFn& next_row) {
@@ -177,6 +207,54 @@ void ExpertRunner::GateUpChunk(const ExpertJob& job, const KernelTable& table, u
   for (uint32_t i = 0; i < n; ++i) table.swiglu(gate_out[i], up_out[i], rows.size(), up_out[i]);
 }
 
+// ---- hidden vectors
+
+// Every own row of the expert's hidden vectors is written. Without peers, or when all of them were
+// faster, the vectors are quantised here and now, long before their down rows are claimed.
+void ExpertRunner::EndGateUp(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                             uint32_t thread) {
+  SetHiddenReady(job, entry);
+  if (flagged_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts) {
+    flagged_.store(0, std::memory_order_relaxed);
+    LODE_FAULT("cpu_worker.after_gate_up");
+  }
+  for (uint32_t worker = 0; worker < exchange_layout_.shape.n_workers; ++worker) {
+    if (!IsHiddenReady(job, entry, worker)) return;
+  }
+  EnsureQuantised(job, table, entry, thread);
+}
+
+// Chunks are claimed in the order of the list, so whatever this waits for is being worked on by a
+// thread that waits for nothing, or by a peer.
+bool ExpertRunner::EnsureQuantised(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                                   uint32_t thread) {
+  std::atomic<uint64_t>& hidden = experts_[entry].hidden;
+  const uint64_t taken = 2 * serial_, quantised = taken + 1;
+  // Acquire: pairs with the release below.
+  uint64_t seen = hidden.load(std::memory_order_acquire);
+  if (seen == quantised) return true;
+  if (seen == taken || !hidden.compare_exchange_strong(seen, taken, std::memory_order_relaxed)) {
+    const LaneSpan span(options_.trace, thread, LaneStep::kWaited);
+    return WaitForThreads([&] { return hidden.load(std::memory_order_acquire) == quantised; });
+  }
+  {
+    const LaneSpan span(options_.trace, thread, LaneStep::kWaited);
+    if (!WaitForThreads([&] { return IsHiddenReady(job, entry, options_.me); })) return false;
+    for (uint32_t peer = 0; peer < exchange_layout_.shape.n_workers; ++peer) {
+      if (peer != options_.me && !WaitForPeer(job, entry, peer)) return false;
+    }
+  }
+  const LaneSpan span(options_.trace, thread, LaneStep::kQuantise);
+  for (uint32_t v = first_vector_[entry]; v < first_vector_[entry + 1]; ++v)
+    RequantiseVector(job, table, v);
+  hidden.store(quantised, std::memory_order_release);
+  if (quantised_experts_.fetch_add(1, std::memory_order_relaxed) + 1 == job.n_experts) {
+    quantised_experts_.store(0, std::memory_order_relaxed);
+    LODE_FAULT("cpu_worker.before_down");
+  }
+  return true;
+}
+
 void ExpertRunner::SetHiddenReady(const ExpertJob& job, uint32_t entry) {
   // Release: pairs with the peers' acquire in WaitForPeer; our part of the expert's hidden vectors
   // is complete.
@@ -184,25 +262,14 @@ void ExpertRunner::SetHiddenReady(const ExpertJob& job, uint32_t entry) {
                                                                  std::memory_order_release);
 }
 
-// ---- phase 2
-// ---------------------------------------------------------------------------------------------------------------------
-
-void ExpertRunner::Requantise(const ExpertJob& job, const KernelTable& table) {
-  down_act_ = {layout_.width, std::max(1u, Info(layout_.layers[job.layer].down).act_block_len)};
-  pool_->RunPhase(static_cast<uint32_t>(vectors_.size()), [&](uint32_t v, uint32_t) {
-    if (failure_.load(std::memory_order_relaxed) >> 32 >
-        static_cast<uint64_t>(JobStatus::kNotFinite))
-      return;
-    RequantiseVector(job, table, v);
-    AddProgress();
-  });
+bool ExpertRunner::IsHiddenReady(const ExpertJob& job, uint32_t entry, uint32_t worker) const {
+  // Acquire: pairs with that worker's SetHiddenReady.
+  return header_->hidden_ready[job.layer & 1][worker][entry].load(std::memory_order_acquire) ==
+         job.tag;
 }
 
 void ExpertRunner::RequantiseVector(const ExpertJob& job, const KernelTable& table, uint32_t v) {
   const Vector& vector = vectors_[v];
-  for (uint32_t peer = 0; peer < exchange_layout_.shape.n_workers; ++peer) {
-    if (peer != options_.me && !WaitForPeer(job, vector.entry, peer)) return;
-  }
   const float* hidden = Hidden(job, vector.index);
   bool finite;
   if (job.float_reference || Info(layout_.layers[job.layer].down).act_block_len == 0) {
@@ -218,8 +285,6 @@ void ExpertRunner::RequantiseVector(const ExpertJob& job, const KernelTable& tab
 }
 
 bool ExpertRunner::WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t peer) {
-  constexpr uint32_t kPollsPerClock = 64;
-  constexpr uint64_t kYieldAfterNs = 20'000;  // longer than a peer of equal speed lags behind
   const std::atomic<uint64_t>& flag = header_->hidden_ready[job.layer & 1][peer][entry];
   const std::atomic<uint64_t>& progress = header_->workers[peer].progress;
   const uint64_t start = NowNs();
@@ -231,9 +296,7 @@ bool ExpertRunner::WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t pe
       if (flag.load(std::memory_order_acquire) == job.tag) return true;
       SpinPause();
     }
-    if (failure_.load(std::memory_order_relaxed) >> 32 >
-        static_cast<uint64_t>(JobStatus::kNotFinite))
-      return false;
+    if (HasEnded()) return false;
     if (Aborted(job)) {
       Fail(JobStatus::kAborted, 0);
       return false;
@@ -252,31 +315,28 @@ bool ExpertRunner::WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t pe
   }
 }
 
-// ---- phase 3
-// ---------------------------------------------------------------------------------------------------------------------
-
-void ExpertRunner::Down(const ExpertJob& job, const KernelTable& table) {
-  const uint32_t rows = layout_.hidden_rows().size();
-  if (rows == 0) return;
-  const uint32_t per_expert = ChunksPerExpert(*pool_, job.n_experts, rows);
-  const LayerExperts& layer = layout_.layers[job.layer];
-  const auto first_row = [&](uint32_t chunk) {
-    return arena_ + layout_.offset(job.layer, job.experts[chunk / per_expert].expert) +
-           layer.down_offset +
-           size_t{ChunkRows(rows, chunk % per_expert, per_expert).begin} * layer.down_row_bytes;
-  };
-  pool_->RunPhase(job.n_experts * per_expert, [&](uint32_t chunk, uint32_t, NodePool::Next& next) {
-    if (failure_.load(std::memory_order_relaxed) == 0 && Aborted(job)) Fail(JobStatus::kAborted, 0);
-    if (failure_.load(std::memory_order_relaxed) != 0) return;
-    const auto next_row = [&]() -> const uint8_t* {
-      const uint32_t ahead = next.Claim();
-      return ahead == NodePool::Next::kNone ? nullptr : first_row(ahead);
-    };
-    DownChunk(job, table, chunk / per_expert, ChunkRows(rows, chunk % per_expert, per_expert),
-              next_row);
-    AddProgress();
-  });
+template <class Done>
+bool ExpertRunner::WaitForThreads(const Done& done) {
+  // As long as the pool itself waits for the end of a phase: a thread has gone, our own bug.
+  constexpr uint64_t kLostAfterNs = 60'000'000'000;
+  const uint64_t start = NowNs();
+  uint64_t last = start, waited = 0;
+  for (;;) {
+    for (uint32_t i = 0; i < kPollsPerClock; ++i) {
+      if (done()) return true;
+      SpinPause();
+    }
+    if (HasEnded()) return false;
+    const uint64_t now = NowNs();
+    waited += std::min(now - last, kWaitSliceNs);  // a process that was stopped has not waited
+    last = now;
+    LODE_CHECK(waited < kLostAfterNs, "hidden vectors of this worker's own threads do not come");
+    // With more threads than cores that thread may be waiting for this very core.
+    if (pool_->spin_ns() == 0 || now - start > kYieldAfterNs) std::this_thread::yield();
+  }
 }
+
+// ---- down
 
 void ExpertRunner::DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry,
                              RowRange rows, const NextRowFn& next_row) {
@@ -308,8 +368,13 @@ void ExpertRunner::DownChunk(const ExpertJob& job, const KernelTable& table, uin
   mat[static_cast<uint32_t>(layer.down)](args);
 }
 
-// ---- shared by the phases
-// --------------------------------------------------------------------------------------------------------
+// ---- shared
+
+// A value that is not finite ends nothing: the job is looked at to its end for the lowest such row.
+bool ExpertRunner::HasEnded() const {
+  return failure_.load(std::memory_order_relaxed) >> 32 >
+         static_cast<uint64_t>(JobStatus::kNotFinite);
+}
 
 bool ExpertRunner::Aborted(const ExpertJob& job) const {
   if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) return true;

@@ -3,9 +3,13 @@
 //
 //   1. gate and up, own rows: g = W_gate x, u = W_up x, h = silu(g) * u in fp32 -> hidden exchange,
 //   own part; flag per expert
-//   2. per (row, expert): wait for the other workers' parts, quantise the whole hidden vector again
-//   for the down format
+//   2. per expert: wait for the other workers' parts, quantise the whole hidden vectors again for
+//   the down format
 //   3. down, own rows: y = W_down h -> result vectors, own part
+//
+// All experts' chunks of 1 and 3 lie in one list (job_chunks.h) that the threads work off in one
+// phase of the pool; 2 is done by the thread that ends an expert's 1, or by the first that needs
+// it. Nothing waits for all threads before the end.
 //
 // Every number has one owner and one order of operations, so neither workers nor threads nor chunk
 // borders can change a bit. Bytes: every weight byte of the job is read once (rows of one expert
@@ -20,6 +24,8 @@
 #include <memory>
 #include <vector>
 
+#include "cpu_worker/job_chunks.h"
+#include "cpu_worker/lane_trace.h"
 #include "kernels/kernel_table.h"
 #include "shared/pool/node_pool.h"
 #include "shared/wire/arena_layout.h"
@@ -37,6 +43,8 @@ struct ExpertRunnerOptions {
   uint64_t wait_ns = 150'000'000;
   uint64_t wait_max_ns = 375'000'000;
   const std::atomic<bool>* stop = nullptr;  // ends waits at once when it becomes true
+  LaneTrace* trace = nullptr;               // benchmarks: filled per job, cleared by its owner
+  ChunkRule chunks = {};
 };
 
 class ExpertRunner {
@@ -61,22 +69,34 @@ class ExpertRunner {
     uint16_t entry, row, index;
   };
 
-  void CollectVectors(const ExpertJob& job);
-  void GateUp(const ExpertJob& job, const KernelTable& table);
   // Where the thread reads next, or null; claims that chunk.
   using NextRowFn = std::function<const uint8_t*()>;
+
+  void Prepare(const ExpertJob& job);
+  void CollectVectors(const ExpertJob& job);
+  void DoChunk(const ExpertJob& job, const KernelTable& table, uint32_t chunk, uint32_t thread,
+               NodePool::Next* next);
   void GateUpChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
                    uint32_t thread, const NextRowFn& next_row);
-  void Requantise(const ExpertJob& job, const KernelTable& table);
+  void EndGateUp(const ExpertJob& job, const KernelTable& table, uint32_t entry, uint32_t thread);
+  // True once the expert's hidden vectors are quantised; false: the job has ended otherwise.
+  bool EnsureQuantised(const ExpertJob& job, const KernelTable& table, uint32_t entry,
+                       uint32_t thread);
   void RequantiseVector(const ExpertJob& job, const KernelTable& table, uint32_t v);
-  void Down(const ExpertJob& job, const KernelTable& table);
   void DownChunk(const ExpertJob& job, const KernelTable& table, uint32_t entry, RowRange rows,
                  const NextRowFn& next_row);
+  const uint8_t* FirstRow(const ExpertJob& job, const JobChunk& chunk) const;
+  void PrefetchStart(const ExpertJob& job, const JobChunk& chunk) const;
 
+  // Until `done`, which another thread of this worker brings about; false: the job has ended.
+  template <class Done>
+  bool WaitForThreads(const Done& done);
   bool WaitForPeer(const ExpertJob& job, uint32_t entry, uint32_t peer);
   bool Aborted(const ExpertJob& job) const;
   void Fail(JobStatus status, uint32_t detail);
+  bool HasEnded() const;
   void SetHiddenReady(const ExpertJob& job, uint32_t entry);
+  bool IsHiddenReady(const ExpertJob& job, uint32_t entry, uint32_t worker) const;
   void AddProgress();
 
   const uint8_t* ActOf(const ExpertJob& job, uint32_t row) const;
@@ -92,7 +112,7 @@ class ExpertRunner {
   const ExchangeLayout exchange_layout_;
   NodePool* const pool_;
   const ExpertRunnerOptions options_;
-  // Loop thread between phases, read by the pool inside them.
+  // Loop thread before the phase, read by the pool inside it.
   std::vector<Vector> vectors_;         // by entry, rows ascending
   std::vector<uint32_t> first_vector_;  // [entry], and one more: the end
   ActLayout down_act_;
@@ -101,10 +121,24 @@ class ExpertRunner {
     void operator()(uint8_t* p) const { std::free(p); }
   };
   std::unique_ptr<uint8_t[], Free> quantised_;  // [vectors], each on a 64-byte border
-  // Pool threads, atomically.
-  std::unique_ptr<std::atomic<uint32_t>[]> gate_up_left_;  // [entry] chunks not done
-  std::atomic<uint64_t> failure_{
+  JobChunks chunks_;
+  uint64_t serial_ = 0;  // of the job
+  // Pool threads, atomically. Lines that the loop need not write between two jobs, as far as
+  // possible: all threads would fetch them at once.
+  struct alignas(64) ExpertState {
+    std::atomic<uint32_t> gate_up_done{0};  // chunks; back to 0 with the last one
+    // 2 x serial: a thread quantises the hidden vectors; 2 x serial + 1: they are quantised.
+    std::atomic<uint64_t> hidden{0};
+  };
+  std::unique_ptr<ExpertState[]> experts_;  // [entry]
+  alignas(64) std::atomic<uint64_t> failure_{
       0};  // 0, or JobStatus << 32 | detail; the first one wins, kNotFinite keeps the lowest row
+  alignas(64) std::atomic<uint32_t> flagged_{0}, quantised_experts_{0};  // experts; back to 0 alike
+  // [thread], each its own.
+  struct alignas(64) ThreadState {
+    uint64_t tag = 0;  // of the last job that it took part in
+  };
+  std::unique_ptr<ThreadState[]> threads_;
   std::vector<std::unique_ptr<float[]>> gate_scratch_;  // [thread] kWindowRowsMax x own width rows
 };
 

@@ -101,6 +101,7 @@ bool WorkerLoop::PollBell() {
 void WorkerLoop::Answer(uint64_t tag) {
   LODE_FAULT("cpu_worker.after_bell");
   const uint64_t start = NowNs();
+  if (options_.runner.trace != nullptr) options_.runner.trace->bell_ns = start;
   const ExpertJob& shared =
       header_->jobs[((tag & 0xffff) - 1) & 1];  // by layer parity: in range for any tag
   const char* wrong =

@@ -20,8 +20,7 @@ constexpr uint32_t kLooksPerClock = 8;
 constexpr uint32_t kLooksWithoutNap = 100;
 constexpr uint32_t kNapNs = 200;
 constexpr uint32_t kShortNapNs = 20;  // between looks at device memory
-// Up to so many rows one block sends all: cheaper than meeting other blocks.
-constexpr uint32_t kRowsPerBlockAlone = 4;
+constexpr uint32_t kSentAtOnce = 8;  // words of 16 bytes per thread
 constexpr uint32_t kEndBlocksPerRow = 16;
 constexpr uint32_t kEndThreads = 256;
 constexpr uint32_t kCopyThreadsMax = 1024;
@@ -85,33 +84,39 @@ LODE_DEVICE void PlanNothing(const LaneConstants& c, const PlanArgs& a, const La
   }
 }
 
-// Rows block, block + blocks, ...: their quantised forms, 16 bytes per store. Loads do not wait for
-// the answer whether to send.
+// The rows' quantised forms, 16 bytes per store. Each row has its own warps, and a thread loads all
+// that it sends (up to kSentAtOnce words: 24 KB in all) before its first store, since a load is 0.6
+// us. Loads do not wait for the answer whether to send.
 LODE_DEVICE void SendActivations(const LaneConstants& c, const PlanArgs& a, uint32_t parity,
                                  bool send) {
-  for (uint32_t row = BlockX(); row < a.n_rows; row += GridX()) {
-    uint8_t* slot = c.exchange + c.acts[parity] + row * c.act_row_bytes;
-    for (uint32_t f = 0; f < a.n_forms; ++f) {
-      const ActForm& form = a.forms[f];
-      const Word4* from = reinterpret_cast<const Word4*>(form.from + row * form.stride);
-      Word4* to = reinterpret_cast<Word4*>(slot + form.offset);
-      for (uint32_t i = ThreadId(); i < form.bytes / sizeof(Word4); i += ThreadCount()) {
-        const Word4 v = from[i];
-        if (send) to[i] = v;
+  static_assert(kWindowRowsMax <= kWarps, "a warp per row at least");
+  const uint32_t warps = kWarps / a.n_rows, warp = ThreadId() / kWarp;  // of a row; this one
+  const uint32_t row = warp / warps, first = warp % warps * kWarp + ThreadId() % kWarp;
+  const uint32_t stride = warps * kWarp;
+  if (row >= a.n_rows) return;
+  uint8_t* slot = c.exchange + c.acts[parity] + row * c.act_row_bytes;
+  for (uint32_t f = 0; f < a.n_forms; ++f) {
+    const ActForm& form = a.forms[f];
+    const Word4* from = reinterpret_cast<const Word4*>(form.from + row * form.stride);
+    Word4* to = reinterpret_cast<Word4*>(slot + form.offset);
+    const uint32_t words = form.bytes / sizeof(Word4);
+    for (uint32_t i = first; i < words; i += stride * kSentAtOnce) {
+      Word4 v[kSentAtOnce];
+      LODE_UNROLL
+      for (uint32_t k = 0; k < kSentAtOnce; ++k) {
+        if (i + k * stride < words) v[k] = from[i + k * stride];
+      }
+      LODE_UNROLL
+      for (uint32_t k = 0; k < kSentAtOnce; ++k) {
+        if (send && i + k * stride < words) to[i + k * stride] = v[k];
       }
     }
   }
 }
 
-// Stores the bell behind everything that every block has written. One thread, behind a barrier: the
-// release is cumulative and covers what the block's threads stored before. Of several blocks each
-// adds a fence before it counts itself.
+// Stores the bell behind everything that the block has written. One thread, behind a barrier: the
+// release is cumulative and covers what the other threads stored before.
 LODE_DEVICE void Ring(const LaneConstants& c, uint32_t layer, uint64_t tag) {
-  if (GridX() > 1) {
-    FenceSystem();
-    if (AtomicAdd(c.arrived, 1) + 1 != GridX()) return;
-    *c.arrived = 0;
-  }
   StoreReleaseSystem(reinterpret_cast<uint64_t*>(c.exchange + c.bell), tag);
   c.report->marks[layer][static_cast<uint32_t>(LayerMark::kBell)] = ClockNs();
 }
@@ -140,12 +145,13 @@ LODE_DEVICE void TellDevice(const LaneConstants& c, const PlanArgs& a, const Lan
   c.report->marks[a.layer][static_cast<uint32_t>(LayerMark::kPlanned)] = ClockNs();
 }
 
-// Every block makes the plan for itself: cheaper than telling the others. What does not change
-// within a window (settings, places, residency) is in shared memory before the launch ahead has
-// ended. Behind that, loads that do not depend on each other are issued together: a load is 0.6 us,
-// everything else here is barriers of 30 ns. The activations leave before it is known whether the
-// layer rings: then they are under way while the plan is made, and the bell's release has little
-// left to wait for. The first warp rings while the others do what comes behind the bell.
+// One block, also for eight rows: several would have to meet before one of them rings, and a fence
+// and an atomic are 0.5 us more than what they save. What does not change within a window (settings,
+// places, residency) is in shared memory before the launch ahead has ended. Behind that, loads that
+// do not depend on each other are issued together: a load is 0.6 us, everything else here is
+// barriers of 30 ns. The activations leave before it is known whether the layer rings: then they are
+// under way while the plan is made, and the bell's release has little left to wait for. The first
+// warp rings while the others do what comes behind the bell.
 LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   // The next launch may not start early: its blocks would fill the multiprocessors before the copies
   // of the pull lane, which come in a branch, find a place.
@@ -167,17 +173,20 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   BuildJobHead(g, window, a.layer, a.n_rows, place.act_forms, job);
   WaitForPrevious();
   const bool is_void = IsVoid(c);
-  for (uint32_t i = ThreadId(); i < a.n_rows * used; i += ThreadCount())
-    routed[i / used].ids[i % used] = a.routed.ids[i / used * a.routed.stride + i % used];
+  const uint32_t entry = ThreadId();
+  uint16_t id = 0;
+  if (entry < a.n_rows * used)
+    id = a.routed.ids[entry / used * a.routed.stride + entry % used];
   SendActivations(c, a, parity, !is_void && window.split.cpu_lane_down == 0);
+  if (entry < a.n_rows * used) routed[entry / used].ids[entry % used] = id;
   if (is_void) {
-    if (BlockX() == 0) PlanNothing(c, a, c.parity[parity]);
+    PlanNothing(c, a, c.parity[parity]);
     return;
   }
   SyncBlock();
   PlanLane(g, routed, a.n_rows, c.shape, residency, window.split, &work);
   const bool ring = work.on_cpu > 0;
-  if (ring && BlockX() == 0) {
+  if (ring) {
     BuildJobExperts(g, work, job);
     Word4* const to = reinterpret_cast<Word4*>(c.exchange + c.jobs[parity]);
     for (uint32_t i = ThreadId(); i < JobBytes(work.on_cpu) / sizeof(Word4); i += ThreadCount())
@@ -187,7 +196,7 @@ LODE_KERNEL(kPlanThreads) PlanKernel(LaneConstants c, PlanArgs a) {
   const uint64_t tag = JobTag(window.generation, window.window, a.layer);
   if (ThreadId() < kWarp) {
     if (ring && ThreadId() == 0) Ring(c, a.layer, tag);
-  } else if (BlockX() == 0) {
+  } else {
     TellDevice(c, a, work, place, ring ? tag : 0);
   }
 }
@@ -378,7 +387,6 @@ LODE_KERNEL(kPlanThreads) BeginKernel(LaneConstants c) {
   SyncBlock();
   if (ThreadId() == 0) c.report->began_ns = ClockNs();
   if (ThreadId() < 2) *c.parity[ThreadId()].tag = 0;
-  if (ThreadId() == 0) *c.arrived = 0;
   if (ThreadId() == 0) *c.answered = 0;
 }
 
@@ -455,8 +463,7 @@ void LaunchPlan(CUstream_st* stream, const LaneConstants& c, uint32_t layer, uin
                 const RoutedIds& routed, const ActForm* forms, uint32_t n_forms) {
   PlanArgs args = {layer, n_rows, n_forms, routed, {}};
   for (uint32_t f = 0; f < n_forms; ++f) args.forms[f] = forms[f];
-  const uint32_t blocks = n_rows <= kRowsPerBlockAlone ? 1 : n_rows;
-  LaunchAhead(stream, Grid{blocks}, kPlanThreads, 0, PlanKernel, c, args);
+  LaunchAhead(stream, Grid{1}, kPlanThreads, 0, PlanKernel, c, args);
 }
 
 void LaunchStagedCopy(CUstream_st* stream, const LaneConstants& c, uint32_t layer, StagedPart part,

@@ -49,7 +49,6 @@ struct LaneConstants {
   const uint16_t* residency;   // [layers][experts]
   LaneParity parity[2];
   Staging staging;             // one for both parities: a layer's copies follow the last one's use
-  uint32_t* arrived;           // blocks of the doorbell kernel that are done
   uint64_t* answered;          // newest tag whose wait is over, however it ended
   // The exchange segment as the device sees it (host memory, registered).
   uint8_t* exchange;

@@ -98,7 +98,6 @@ Status CudaLanes::Allocate() {
   LODE_RETURN_IF_ERROR(device("lanes report", sizeof(cuda::LaneReport), &c_.report));
   LODE_RETURN_IF_ERROR(device("lanes places", layers * sizeof(cuda::LayerPlace), &places));
   LODE_RETURN_IF_ERROR(device("lanes residency", residency, &table));
-  LODE_RETURN_IF_ERROR(device("lanes counter", sizeof(uint32_t), &c_.arrived));
   LODE_RETURN_IF_ERROR(device("lanes answered", sizeof(uint64_t), &c_.answered));
   c_.window = window;
   c_.places = places;

@@ -168,7 +168,6 @@ class Doorbell {
     LODE_ASSIGN_OR_RETURN(c_.places, Device<cuda::LayerPlace>(kLayers));
     LODE_ASSIGN_OR_RETURN(residency_, Device<uint16_t>(size_t{kLayers} * kExperts));
     c_.residency = residency_;
-    LODE_ASSIGN_OR_RETURN(c_.arrived, Device<uint32_t>(1));
     LODE_ASSIGN_OR_RETURN(c_.answered, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(stamps_, Device<uint64_t>(1));
     LODE_ASSIGN_OR_RETURN(end_arrived_, Device<uint32_t>(1));
