@@ -24,6 +24,14 @@ std::vector<int32_t> Replay(const ReplayDrafts& replay, uint32_t from, uint32_t 
   return tokens;
 }
 
+// Drafts that a replay allows in the sequence's next window. The prompt's window was the first that
+// gave a token.
+uint32_t ReplayTurn(const ReplayDrafts& replay, const Sequence& sequence) {
+  const uint32_t windows = sequence.usage.decode_windows;
+  if (replay.turns.empty() || windows == 0) return kDraftsMax;
+  return replay.turns[(windows - 1) % replay.turns.size()];
+}
+
 }  // namespace
 
 bool ReplayIsRight(const ReplayDrafts& replay, uint32_t at) {
@@ -46,8 +54,10 @@ DraftPlanner::Candidate DraftPlanner::Best(Sequence* sequence) const {
   SequenceDrafts& drafts = sequence->drafts;
   const DraftOptions& options = sequence->request.drafts;
   const uint32_t room = DraftRoom(*sequence);
-  if (options.replay != nullptr)
-    return {DraftClass::kHead, Replay(*options.replay, sequence->answer_size(), room)};
+  if (options.replay != nullptr) {
+    const uint32_t n = std::min(room, ReplayTurn(*options.replay, *sequence));
+    return {DraftClass::kHead, Replay(*options.replay, sequence->answer_size(), n)};
+  }
   Candidate head, lookup;
   if (options.head) head.tokens = drafts.guesses;
   if (head.tokens.size() > room) head.tokens.resize(room);
