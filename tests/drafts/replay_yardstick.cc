@@ -92,8 +92,8 @@ void Yardstick::Add(const RoundsPlan& plan, const std::vector<double>& ns) {
 }
 
 uint32_t Yardstick::Timed(uint32_t n) const {
-  return static_cast<uint32_t>(std::count_if(
-      rounds_.begin(), rounds_.end(), [n](const Round& round) { return round[n][0] > 0; }));
+  return static_cast<uint32_t>(std::count_if(rounds_.begin(), rounds_.end(),
+                                             [n](const Round& round) { return round[n][0] > 0; }));
 }
 
 Yardstick::Ratio Yardstick::Speed(uint32_t n, uint32_t base) const {
@@ -127,7 +127,8 @@ std::vector<uint32_t> Yardstick::Contenders(double share, uint32_t also) const {
   const uint32_t best = Fastest();
   std::vector<uint32_t> contenders;
   for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
-    if (n == also || Speed(n, best).value >= share) contenders.push_back(n);
+    const Ratio speed = Speed(n, best);
+    if (n == also || speed.value + speed.noise >= share) contenders.push_back(n);
   }
   return contenders;
 }

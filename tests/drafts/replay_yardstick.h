@@ -59,7 +59,7 @@ class Yardstick {
   Ratio Speed(uint32_t n, uint32_t base) const;
   // The number of drafts with the most tokens per second, of those that most rounds have timed.
   uint32_t Fastest() const;
-  // All numbers whose speed is at least `share` of the fastest, and `also`.
+  // All numbers whose speed may be at least `share` of the fastest, and `also`.
   std::vector<uint32_t> Contenders(double share, uint32_t also) const;
   // Median time of a window with n drafts, ns.
   double WindowNs(uint32_t n) const;
