@@ -29,6 +29,8 @@ struct World {
   double noise = 0.05;  // relative standard deviation of a window's time
   double lost = 0;      // share of windows that lost a core for a while and take kLostTimes as long
   double drift = 0;     // the host gets slower by this part with every window
+  bool replayed =
+      false;  // drafts are right where replayed ones are: in their share of every stretch
 };
 constexpr double kLostTimes = 3;
 
@@ -100,14 +102,8 @@ class Player {
     for (uint32_t w = 0; w < windows; ++w) {
       const uint32_t take = fixed < 0 ? Take() : static_cast<uint32_t>(fixed);
       uint32_t held = 0;
-      if (getenv("strat")) {
-        ReplayDrafts r;
-        r.right = world.holds[0];
-        r.seed = seed_;
-        while (held < take && ReplayIsRight(r, at_ + held)) ++held;
-        at_ += held + 1;
-      } else
-        while (held < take && uniform_(random_) < world.holds[held]) ++held;
+      while (held < take && Holds(world, held)) ++held;
+      place_ += held + 1;
       pace_ *= 1 + world.drift;
       const double window = world.window[1 + take] * pace_ * std::max(0.5, noise(random_)) *
                             (1 + slowed * take) *
@@ -133,6 +129,13 @@ class Player {
   }
 
  private:
+  bool Holds(const World& world, uint32_t draft) {
+    if (!world.replayed) return uniform_(random_) < world.holds[draft];
+    ReplayDrafts replay;
+    replay.right = world.holds[draft];
+    replay.seed = seed_;
+    return ReplayIsRight(replay, place_ + draft);
+  }
   uint32_t Take() {
     if (from_ == From::kHead && explore_) return available_;
     DraftOffer offer;
@@ -140,11 +143,6 @@ class Player {
     for (uint32_t i = 0; i < offer.n; ++i)
       offer.holds[i] = mine_.Holds(DraftClass::kHead, i + 1, &all_);
     const uint32_t best = ChooseDrafts(costs_, k_, 1, 1, kDraftsMax, std::span(&offer, 1))[0];
-    if (getenv("DBG") && best >= 1 && from_ == From::kThere)
-      printf("w %u best %u: cost %.2f %.2f %.2f %.2f holds %.2f %.2f\n", count_, best,
-             costs_.Window(1) / 1e6, costs_.Window(2) / 1e6, costs_.Window(3) / 1e6,
-             costs_.Window(4) / 1e6, offer.holds[0], offer.holds[1]);
-    ++count_;
     return from_ == From::kHead
                ? best
                : explorer_.Adjust(best, kDraftsMax, DraftLosses(costs_, 1, 1, best, offer), k_);
@@ -166,8 +164,8 @@ class Player {
   uint32_t available_ = 0;  // guesses made behind the window before
   bool explore_ = false;
   double pace_ = 1;  // of the host, by drift
-  uint32_t count_ = 0;
-  uint32_t at_ = 0, seed_;
+  const uint32_t seed_;
+  uint32_t place_ = 0;  // in the answer
 };
 
 // Costs: `published` and its continuation; the others measured on this project's machines.
@@ -223,10 +221,6 @@ TEST(DraftPolicy, FindsTheBestNumberOfDrafts) {
           "speed\n",
           world.name.c_str(), world.holds[0], from == From::kHead ? "guessed" : "there  ", best,
           policy.usual(), policy.rate() / fixed);
-      if (getenv("hist")) {
-        for (auto v : policy.drafts) std::printf("%u ", v);
-        std::printf(" fixed %.5g expected %.5g\n", fixed, RateOf(world, best, from == From::kHead));
-      }
       EXPECT_GE(policy.rate(), kNear * fixed) << world.name;
     }
   }
@@ -238,7 +232,7 @@ TEST(DraftPolicy, FindsTheBestNumberOfDrafts) {
 // apart, so not all are within 3 %.
 TEST(DraftPolicy, SettlesAsFastAsTheMeasurementAsks) {
   constexpr uint32_t kMachines = 40, kTimed = 9, kJudged = 96;
-  constexpr double kSettled = 0.95;
+  constexpr double kSettled = 0.97;
   uint32_t all = 0, near = 0;
   double worst = 1;
   for (uint32_t machine = 0; machine < kMachines; ++machine) {
@@ -268,71 +262,81 @@ TEST(DraftPolicy, SettlesAsFastAsTheMeasurementAsks) {
   EXPECT_GE(near, kSettled * all);
 }
 
-// The rows of an H200 without experts in slots (two hosts), where the CPU lane sets the time.
-struct DriftCase {
-  const char* name;
-  Costs window;
+// Two hosts of an H200 without experts in slots, where the CPU lane sets the time: what windows
+// took with 0.5, 0.7 and 0.87 of the drafts right. The best number has bad neighbours on some.
+const Tier kHosts[] = {
+    {"host 1, timed at 0.5", Table({15.84, 21.40, 27.20, 31.01, 35.49, 38.82, 44.24, 45.95})},
+    {"host 1, timed at 0.7", Table({15.41, 21.40, 26.75, 31.39, 34.97, 38.99, 43.24, 46.83})},
+    {"host 1, timed at 0.87", Table({15.82, 21.17, 26.65, 31.82, 34.39, 39.84, 43.18, 47.53})},
+    {"host 2, timed at 0.5", Table({14.30, 18.91, 24.47, 29.06, 32.01, 37.63, 38.60, 43.52})},
+    {"host 2, timed at 0.7", Table({14.24, 19.71, 22.95, 28.93, 32.93, 36.74, 38.54, 43.32})},
+    {"host 2, timed at 0.87", Table({13.92, 19.42, 23.33, 28.99, 33.19, 36.77, 39.81, 43.20})},
 };
-const DriftCase kDrifting[] = {
-    {"host 1", Table({15.61, 21.32, 26.87, 31.41, 34.95, 39.22, 43.55, 46.77})},
-    {"host 1, 0.5", Table({15.84, 21.40, 27.20, 31.01, 35.49, 38.82, 44.24, 45.95})},
-    {"host 1, 0.7", Table({15.41, 21.40, 26.75, 31.39, 34.97, 38.99, 43.24, 46.83})},
-    {"host 1, 0.87", Table({15.82, 21.17, 26.65, 31.82, 34.39, 39.84, 43.18, 47.53})},
-    {"host 2, 0.5", Table({14.30, 18.91, 24.47, 29.06, 32.01, 37.63, 38.60, 43.52})},
-    {"host 2, 0.7", Table({14.24, 19.71, 22.95, 28.93, 32.93, 36.74, 38.54, 43.32})},
-    {"host 2, 0.87", Table({13.92, 19.42, 23.33, 28.99, 33.19, 36.77, 39.81, 43.20})},
+// What the policy knows when the answer begins: nothing; times of every row count; those and an
+// answer with half of the drafts right.
+enum class Before { kNothing, kTimed, kAnswer };
+
+struct Settled {
+  uint32_t all = 0, near = 0;
+  double worst = 1, loss = 0;  // loss: of the speed of the best number, mean
 };
+// Answers of 250 windows on a host that drifts by 8 % meanwhile. Judged is the number used most
+// from window 60 on, and the speed of all.
+void Settle(World world, From from, Before before, uint32_t seed, Settled* settled) {
+  constexpr uint32_t kTimed = 9, kFirst = 60, kWindows = 250;
+  constexpr double kDrift = 0.08;
+  world.drift = (seed % 2 == 0 ? kDrift : -kDrift) / kWindows;
+  Player player(from, seed);
+  for (uint32_t n = 0; n <= kDraftsMax && before != Before::kNothing; ++n)
+    player.Run(world, kTimed, static_cast<int>(n));
+  World other = world;
+  other.holds = Always(0.5);
+  if (before == Before::kAnswer) player.Run(other, kWindows);
+  player.NewSequence();
+  const Score early = player.Run(world, kFirst), late = player.Run(world, kWindows - kFirst);
+  const bool head = from == From::kHead;
+  const double best = RateOf(world, BestOf(world, head), head);
+  const double reached = RateOf(world, late.usual(), head) / best;
+  double tokens = 0, ns = 0;
+  for (uint32_t n = 0; n <= kDraftsMax; ++n) {
+    const double given = (early.drafts[n] + late.drafts[n]) * TokensWith(world, n);
+    tokens += given;
+    ns += given / RateOf(world, n, head);
+  }
+  ++settled->all;
+  settled->near += reached >= kNear ? 1 : 0;
+  settled->worst = std::min(settled->worst, reached);
+  settled->loss += (1 - tokens / ns / best - settled->loss) / settled->all;
+}
+
+// A few unlucky ones remain: a text whose first drafts hold seldom looks like one where fewer pay.
 TEST(DraftPolicy, SettlesOnAHostThatDrifts) {
-  constexpr uint32_t kSeeds = 40;
-  double loss_sum = 0, loss_n = 0;
-  uint32_t bad_all = 0, n_all = 0;
-  for (const DriftCase& c : kDrifting)
-    for (double holds : {0.7, 0.87})
-      for (From from : {From::kThere, From::kHead})
-        for (int start = 0; start < 3; ++start) {
-          uint32_t bad = 0;
-          double loss = 0, worst = 1;
-          std::array<int, 8> modes = {};
-          for (uint32_t seed = 0; seed < kSeeds; ++seed) {
-            World world = {c.name, c.window, kGuessNs, kFollowNs, Always(holds), 0.03, 0.01};
-            world.drift = (seed % 2 ? 1 : -1) * 0.08 / 250;
-            Player player(from, seed);
-            if (start >= 1)
-              for (uint32_t n = 0; n <= kDraftsMax; ++n) player.Run(world, 9, static_cast<int>(n));
-            if (start == 2) {
-              World before = world;
-              before.holds = Always(0.5);
-              player.Run(before, 250);
-            }
-            player.NewSequence();
-            const Score early = player.Run(world, 60), late = player.Run(world, 190);
-            const bool head = from == From::kHead;
-            const double best = RateOf(world, BestOf(world, head), head);
-            const double reached = RateOf(world, late.usual(), head) / best;
-            bad += reached < 0.97;
-            worst = std::min(worst, reached);
-            ++modes[late.usual()];
-            double tokens = 0, ns = 0;
-            for (uint32_t n = 0; n <= kDraftsMax; ++n) {
-              const double w = early.drafts[n] + late.drafts[n];
-              tokens += w * TokensWith(world, n);
-              ns += w * TokensWith(world, n) / RateOf(world, n, head);
-            }
-            loss += 1 - tokens / ns / best;
+  constexpr uint32_t kSeeds = 20;
+  constexpr double kLossMax = 0.02;
+  for (const bool replayed : {true, false}) {
+    const double share_near = replayed ? 0.99 : 0.96;
+    Settled settled;
+    for (const Tier& host : kHosts) {
+      for (const double holds : {0.7, 0.87}) {
+        World world = TierWorld(host, holds);
+        world.replayed = replayed;
+        for (const From from : {From::kThere, From::kHead}) {
+          for (const Before before : {Before::kNothing, Before::kTimed, Before::kAnswer}) {
+            for (uint32_t seed = 0; seed < kSeeds; ++seed)
+              Settle(world, from, before, seed, &settled);
           }
-          n_all += kSeeds;
-          bad_all += bad;
-          loss_sum += loss;
-          loss_n += kSeeds;
-          std::string m;
-          for (int v : modes) m += " " + std::to_string(v);
-          std::printf(
-              "DRIFT %-13s %.2f %s start %d: bad %u worst %.3f loss %.4f best %u modes%s\n", c.name,
-              holds, from == From::kHead ? "head " : "there", start, bad, worst, loss / kSeeds,
-              BestOf({c.name, c.window, kGuessNs, kFollowNs, Always(holds)}, from == From::kHead),
-              m.c_str());
         }
-  std::printf("DRIFT all: bad %u of %u, loss %.4f\n", bad_all, n_all, loss_sum / loss_n);
+      }
+    }
+    std::printf(
+        "figure: draft policy, drifting host, drafts right %s: %u of %u within 3 %% of the "
+        "fastest, "
+        "worst %.3f, %.4f of the speed lost\n",
+        replayed ? "in their share" : "by chance", settled.near, settled.all, settled.worst,
+        settled.loss);
+    EXPECT_GE(settled.near, share_near * settled.all);
+    EXPECT_LE(settled.loss, kLossMax);
+  }
 }
 
 TEST(DraftPolicy, WhereDraftingLosesItCostsItsExplorationOnly) {
@@ -538,8 +542,8 @@ TEST(DraftPolicy, AcceptanceStartsNeutralAndForgets) {
   for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 1, nullptr);
   // Half of the drafts that were tried held, so no depth is believed to be all good or all bad; the
   // third was never reached, since the second did not hold.
-  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.8);
-  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.2);
+  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.75);
+  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.25);
   EXPECT_NEAR(all.Holds(DraftClass::kHead, 3, nullptr), 0.5, 0.02);
   // A new sequence starts from what depths did in others.
   EXPECT_NEAR(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr),
