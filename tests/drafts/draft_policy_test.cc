@@ -393,9 +393,9 @@ TEST(DraftPolicy, LearnsThatTheTierChanged) {
   }
 }
 
-// Windows of eight rows become cheap while all others stay dear: only far tries, thousands of
-// windows apart for one depth, can find that out.
-TEST(DraftPolicy, FarTriesFindADepthBehindBadNeighbours) {
+// Windows of eight rows become cheap while all others stay dear: only tries of a number that
+// promises nothing, thousands of windows apart, can find that out.
+TEST(DraftPolicy, TriesFindADepthBehindBadNeighbours) {
   constexpr uint32_t kSearch = 20'000, kAfter = 2'000;
   constexpr double kBesideTries = 0.85;  // a try of a neighbour costs eight windows here
   for (const double first_step :

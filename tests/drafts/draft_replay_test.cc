@@ -41,13 +41,11 @@ constexpr double kShares[] = {0.5, 0.7, 0.87};  // of drafts that are right
 // everything in the tier too long stands still at the end.
 constexpr double kSlotShares[] = {1, 0.5, 0};
 constexpr double kNear = 0.97;
-// A measurement that may be further off than this judges nothing; rounds go on until it is known so
+// A measurement that may be further off than this judges nothing; rounds go on until it is known
 // well, or there were too many.
-constexpr double kNoiseAllowed = 0.03, kNoiseWanted = 0.006;
-// Rounds of an answer, before the policy's turn and behind it. Windows with experts in slots differ
-// by less than a percent.
-constexpr uint32_t kRoundsBefore = 3, kRoundsBehind = 2, kRoundsBehindMax = 10;
-constexpr uint32_t kRoundsBeforeCached = 2;
+constexpr double kNoiseAllowed = 0.03, kNoiseWanted = 0.008;
+// Rounds before the policy's turn and behind it, there so many at a time.
+constexpr uint32_t kRoundsBefore = 2, kRoundsBehind = 2, kRoundsBehindMax = 8;
 // Behind the policy's turn, numbers of drafts that are slower than this part of the fastest are not
 // timed any more.
 constexpr double kContends = 0.92;
@@ -324,8 +322,7 @@ TEST_F(DraftReplay, PolicySettlesOnTheFastestNumberOfRows) {
     for (const double right : kShares) {
       const ReplayPattern pattern(right, AnswerTokens());
       Yardstick yardstick(pattern);
-      TimeRounds(right, every, slots > 0 ? kRoundsBeforeCached : kRoundsBefore, pattern,
-                 &yardstick);
+      TimeRounds(right, every, kRoundsBefore, pattern, &yardstick);
       const Measured run =
           AskReplayed(right, {}, JudgedTokens(slots, pattern.Tokens(yardstick.Fastest())));
       const uint32_t usual = UsualDrafts(WindowsByDrafts(run, run.windows.size() / 2));
