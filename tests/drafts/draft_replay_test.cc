@@ -54,7 +54,7 @@ constexpr uint32_t kHeadWindows = 24;
 // Windows of the policy's answer, at the fastest number of drafts, of which the second half is
 // judged: with experts in slots, and without, where windows differ most. Fewer where nothing is
 // judged.
-constexpr uint32_t kJudgedCached = 96, kJudgedWindows = 250, kPrintedWindows = 48;
+constexpr uint32_t kJudgedCached = 128, kJudgedWindows = 250, kPrintedWindows = 48;
 constexpr uint32_t kAnswerTokensJudged = 1024, kAnswerTokensPrinted = 320;
 // The tier is full when no byte came for this long.
 constexpr uint64_t kQuietNs = 100'000'000, kFillNsMax = 120'000'000'000;
