@@ -2,6 +2,7 @@
 #include "daemon/draft_planner.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/canonical.h"
 
@@ -22,6 +23,21 @@ std::vector<int32_t> Replay(const ReplayDrafts& replay, uint32_t from, uint32_t 
     tokens.push_back(ReplayIsRight(replay, at) ? right : wrong);
   }
   return tokens;
+}
+
+// Of the first n drafts of an offer.
+double ExpectedTokens(const DraftOffer& offer, uint32_t n) {
+  double reach = 1, sum = 0;
+  for (uint32_t i = 0; i < std::min(n, offer.n); ++i) sum += reach *= offer.holds[i];
+  return sum;
+}
+
+// Drafts that a replay allows in the sequence's next window. The prompt's window was the first that
+// gave a token.
+uint32_t ReplayTurn(const ReplayDrafts& replay, const Sequence& sequence) {
+  const uint32_t windows = sequence.usage.decode_windows;
+  if (replay.turns.empty() || windows == 0) return kDraftsMax;
+  return replay.turns[(windows - 1) % replay.turns.size()];
 }
 
 }  // namespace
@@ -46,8 +62,10 @@ DraftPlanner::Candidate DraftPlanner::Best(Sequence* sequence) const {
   SequenceDrafts& drafts = sequence->drafts;
   const DraftOptions& options = sequence->request.drafts;
   const uint32_t room = DraftRoom(*sequence);
-  if (options.replay != nullptr)
-    return {DraftClass::kHead, Replay(*options.replay, sequence->answer_size(), room)};
+  if (options.replay != nullptr) {
+    const uint32_t n = std::min(room, ReplayTurn(*options.replay, *sequence));
+    return {DraftClass::kHead, Replay(*options.replay, sequence->answer_size(), n)};
+  }
   Candidate head, lookup;
   if (options.head) head.tokens = drafts.guesses;
   if (head.tokens.size() > room) head.tokens.resize(room);
@@ -61,10 +79,7 @@ DraftPlanner::Candidate DraftPlanner::Best(Sequence* sequence) const {
   }
   if (head.tokens.empty() || lookup.tokens.empty()) return head.tokens.empty() ? lookup : head;
   const auto gain = [&](const Candidate& candidate) {
-    const DraftOffer offer = OfferOf(*sequence, candidate);
-    double reach = 1, sum = 0;
-    for (uint32_t i = 0; i < offer.n; ++i) sum += reach *= offer.holds[i];
-    return sum;
+    return ExpectedTokens(OfferOf(*sequence, candidate), kDraftsMax);
   };
   return gain(lookup) > gain(head) ? lookup : head;
 }
@@ -128,16 +143,21 @@ void DraftPlanner::Choose(std::span<Sequence* const> sequences, std::span<const 
       room -= chosen[i];
     }
   }
+  std::vector<double> expected(sequences.size(), 0);  // tokens of the drafts taken
+  for (size_t i = 0; i < sequences.size(); ++i) expected[i] = ExpectedTokens(offers[i], taken[i]);
+  const double all_tokens = std::accumulate(expected.begin(), expected.end(), 1.0 * base_tokens);
   for (size_t i = 0; i < sequences.size(); ++i) {
     SequenceDrafts& drafts = sequences[i]->drafts;
     const std::vector<int32_t>& tokens = candidates[i].tokens;
-    const auto n = static_cast<uint32_t>(tokens.size());
+    const uint32_t most = std::min(static_cast<uint32_t>(tokens.size()), taken[i] + room);
     const bool explores =
         !sequences[i]->request.drafts.fixed && !AskedFor(*sequences[i], candidates[i]);
-    if (n > 0 && explores && taken[i] + room > 0) {  // without room there is nothing to try
-      const uint32_t best = taken[i], most = best + room;
-      taken[i] = std::min(drafts.offers_explorer.Adjust(best, n, setup_.policy), most);
-      room = most - taken[i];
+    if (explores && most > 0) {  // without room there is nothing to try
+      const uint32_t best = taken[i];
+      const Losses losses =
+          DraftLosses(costs_, window_rows - room - best, all_tokens - expected[i], best, offers[i]);
+      taken[i] = drafts.offers_explorer.Adjust(best, most, losses, setup_.policy);
+      room = room + best - taken[i];
     }
     drafts.offered_class = candidates[i].source;
     drafts.offered.assign(tokens.begin(), tokens.begin() + taken[i]);
@@ -158,10 +178,10 @@ void DraftPlanner::Ask(Sequence* sequence, bool picks, uint32_t decoding, Sequen
   if (options.fixed) {
     drafts.asked = max;
   } else {
-    const uint32_t best =
+    const DepthChoice choice =
         ChooseDepth(costs_, setup_.policy, drafts.acceptance, acceptance_, decoding, max);
-    drafts.asked = std::min(drafts.head_explorer.Adjust(best, max, setup_.policy), max);
-    drafts.asked_to_explore = drafts.asked > best;
+    drafts.asked = drafts.head_explorer.Adjust(choice.best, max, choice.losses, setup_.policy);
+    drafts.asked_to_explore = drafts.asked > choice.best;
   }
   plan->draft_max = static_cast<uint8_t>(drafts.asked);
 }

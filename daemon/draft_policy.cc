@@ -56,12 +56,13 @@ void WindowCosts::Add(Cell* cell, double ns, double lookups, double misses) cons
   }
   std::sort(order.begin(), order.begin() + cell->n,
             [](const Weighed& a, const Weighed& b) { return a.seen->ns < b.seen->ns; });
-  // What lies between a quarter and three quarters of all weight.
+  // What lies between a quarter and three quarters of all weight; of few windows, below the half.
+  const double first = cell->n < k_.few_windows ? 0 : 0.25 * all, last = first + 0.5 * all;
   double below = 0, taken = 0;
   cell->ns = cell->lookups = cell->misses = 0;
   for (uint32_t i = 0; i < cell->n; ++i) {
     const double end = below + order[i].weight;
-    const double part = std::max(0.0, std::min(end, 0.75 * all) - std::max(below, 0.25 * all));
+    const double part = std::max(0.0, std::min(end, last) - std::max(below, first));
     cell->ns += part * order[i].seen->ns;
     cell->lookups += part * order[i].seen->lookups;
     cell->misses += part * order[i].seen->misses;
@@ -102,15 +103,21 @@ double WindowCosts::AtPresentMisses(const Cell& cell) const {
   return std::clamp(corrected, cell.ns / kCorrectionMax, cell.ns * kCorrectionMax);
 }
 
+bool WindowCosts::Known(uint32_t rows) const {
+  const Cell& cell = cells_[rows];
+  if (cell.n < kTrust) return false;
+  const Seen& newest = cell.seen[(cell.next + kCostWindows - 1) % kCostWindows];
+  return windows_ - newest.window <= k_.cost_age_max;
+}
+
 // What was measured; between two measured row counts the line between them; else the start shape
 // through the nearest measured one.
 double WindowCosts::Rows(uint32_t rows) const {
   rows = std::clamp(rows, 1u, kWindowRowsMax);
-  const auto known = [&](uint32_t r) { return cells_[r].n >= kTrust; };
-  if (known(rows)) return AtPresentMisses(cells_[rows]);
+  if (Known(rows)) return AtPresentMisses(cells_[rows]);
   uint32_t below = rows, above = rows;
-  while (below > 0 && !known(below)) --below;
-  while (above <= kWindowRowsMax && !known(above)) ++above;
+  while (below > 0 && !Known(below)) --below;
+  while (above <= kWindowRowsMax && !Known(above)) ++above;
   const bool has_above = above <= kWindowRowsMax;
   if (below > 0 && has_above) {
     const double low = AtPresentMisses(cells_[below]), high = AtPresentMisses(cells_[above]);
@@ -228,52 +235,93 @@ std::vector<uint32_t> ChooseDrafts(const WindowCosts& costs, const PolicyConstan
   return best;
 }
 
-uint32_t ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
-                     const Acceptance& acceptance, const Acceptance& prior, uint32_t sequences,
-                     uint32_t max) {
-  const double n = std::max(1u, sequences);
-  uint32_t best = 0;
-  double best_rate = constants.advantage_min * n / (costs.Window(n) + costs.Drafting(0));
-  double tokens = 1, rows = 1, given = 1, held = 1;
-  for (uint32_t depth = 1; depth <= std::min(max, kDraftsMax); ++depth) {
-    given *= acceptance.Guessed(depth, &prior);
-    held *= acceptance.Guessed(depth, &prior) * acceptance.Holds(DraftClass::kHead, depth, &prior);
-    rows += given;
-    tokens += held;
-    if (n * rows > kWindowRowsMax) break;
-    const double rate = n * tokens / (costs.Window(n * rows) + costs.Drafting(rows - 1));
-    if (rate <= best_rate) continue;
-    best_rate = rate;
-    best = depth;
+Losses DraftLosses(const WindowCosts& costs, uint32_t base_rows, double base_tokens, uint32_t taken,
+                   const DraftOffer& offer) {
+  Losses times, tokens, losses;
+  double reach = 1, given = base_tokens;
+  for (uint32_t n = 0; n <= kDraftsMax; ++n) {
+    if (n > 0 && n <= offer.n) given += reach *= offer.holds[n - 1];
+    times[n] = costs.Window(base_rows + n);
+    tokens[n] = given;
   }
-  return best;
+  for (uint32_t n = 0; n <= kDraftsMax; ++n)
+    losses[n] = times[n] / times[taken] - tokens[n] / tokens[taken];
+  return losses;
 }
 
-uint32_t Explorer::Try(uint32_t near, uint32_t max, const PolicyConstants& constants) {
-  since_ = 0;
-  if (++tries_ % constants.far_every != 0) return std::min(near, max);
-  // A depth as often as its cost needs to be believed, before the next one's turn.
-  if (far_times_ % kTrust == 0) far_ = far_ % max + 1;
-  ++far_times_;
-  return std::min(far_, max);
+DepthChoice ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
+                        const Acceptance& acceptance, const Acceptance& prior, uint32_t sequences,
+                        uint32_t max) {
+  const double n = std::max(1u, sequences);
+  DepthChoice choice;
+  Losses times, tokens;
+  double rows = 1, given = 1, held = 1;
+  times[0] = costs.Window(n) + costs.Drafting(0);
+  tokens[0] = 1;
+  double best_rate = constants.advantage_min * tokens[0] / times[0];
+  for (uint32_t depth = 1; depth <= kDraftsMax; ++depth) {
+    const double guessed = acceptance.Guessed(depth, &prior);
+    given *= guessed;
+    held *= guessed * acceptance.Holds(DraftClass::kHead, depth, &prior);
+    rows += given;
+    times[depth] = costs.Window(n * rows) + costs.Drafting(rows - 1);
+    tokens[depth] = tokens[depth - 1] + held;
+    const double rate = tokens[depth] / times[depth];
+    if (depth > max || n * rows > kWindowRowsMax || rate <= best_rate) continue;
+    best_rate = rate;
+    choice.best = depth;
+  }
+  for (uint32_t depth = 0; depth <= kDraftsMax; ++depth)
+    choice.losses[depth] = times[depth] / times[choice.best] - tokens[depth] / tokens[choice.best];
+  return choice;
 }
 
-uint32_t Explorer::Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants) {
+uint32_t Explorer::Due(uint32_t best, uint32_t max, const Losses& losses,
+                       const PolicyConstants& constants) {
+  uint32_t due = best;
+  double most = 1;
+  for (uint32_t n = 0; n <= max; ++n) {
+    if (n == best) continue;
+    // Every number has its part of the share, and is tried kTrust times running.
+    const double share =
+        std::max(constants.try_share_last, constants.try_share_first / (1 + tries_[n]));
+    const double distance =
+        std::max<double>(constants.try_distance_min, losses[n] * kTrust * kDraftsMax / share);
+    if (unused_[n] < most * distance) continue;
+    most = unused_[n] / distance;
+    due = n;
+  }
+  return due;
+}
+
+uint32_t Explorer::Adjust(uint32_t best, uint32_t max, const Losses& losses,
+                          const PolicyConstants& constants) {
   if (max == 0) return 0;
   if (idle_ != (best == 0)) {
     idle_ = best == 0;
-    since_ = wait_ = 0;
+    idle_since_ = idle_wait_ = again_ = 0;
   }
-  ++since_;
-  if (idle_) {
-    const uint32_t wait = wait_ != 0 ? wait_ : constants.explore_first;
-    if (since_ < wait) return 0;
-    wait_ = std::min(2 * wait, constants.explore_every);
-    return Try(1, max, constants);
+  ++idle_since_;
+  for (uint32_t& unused : unused_) ++unused;
+  const uint32_t wait = idle_wait_ != 0 ? idle_wait_ : constants.explore_first;
+  uint32_t take = best;
+  if (idle_ && idle_since_ >= wait) {
+    idle_since_ = 0;
+    idle_wait_ = std::min(2 * wait, constants.explore_every);
+    take = 1;
+  } else if (again_ > 0) {
+    --again_;
+    take = std::min(again_drafts_, max);
+  } else {
+    take = Due(best, max, losses, constants);
+    if (take != best) {
+      ++tries_[take];
+      again_ = kTrust - 1;
+      again_drafts_ = take;
+    }
   }
-  if (since_ < constants.probe_every) return best;
-  up_ = !up_;
-  return Try(up_ ? best + 1 : best - 1, max, constants);
+  unused_[take] = 0;
+  return take;
 }
 
 }  // namespace lode

@@ -38,31 +38,34 @@ struct PolicyConstants {
   double start_guess_cost = 0.06;
   // A cost is the mean of the middle half of the last windows (at most kCostWindows): one that lost
   // its core says nothing about rows. A window weighs half after so many others, and is dropped
-  // after cost_age_max, when newer ones come: what was learned under another tier, split or load
-  // would stand in the way for minutes otherwise. More than twice the distance of far tries, or
-  // their two windows of a depth never meet.
+  // after cost_age_max; a row count not met for so long is not known any more: what was learned
+  // under another tier, split or load would stand in the way for minutes otherwise.
   double cost_half_life = 128;
-  uint32_t cost_age_max = 512;
+  uint32_t cost_age_max = 256;
+  // Of fewer windows than this the mean of the faster half is taken: a core that is lost makes a
+  // window slower, never faster, and a number that looks a little too good is tried and known soon,
+  // one that looks too bad is not.
+  uint32_t few_windows = 4;
   // A window that takes this many times its cost says nothing about misses either.
   double outlier = 2.0;
   // Neutral acceptance before anything was offered, and how many trials it weighs (of a sequence:
   // what all sequences have). How many trials the rate over all depths weighs at one depth: rates
   // given those before differ little by depth, and deep ones are reached seldom.
-  double start_acceptance = 0.6, start_trials = 8, depth_trials = 24;
-  // Trials count this much less with every later window that offered some: the last 50 or so
+  double start_acceptance = 0.6, start_trials = 8, depth_trials = 48;
+  // Trials count this much less with every later window that offered some: the last 70 or so
   // matter.
-  double acceptance_decay = 0.98;
-  // Every n-th window of a sequence that offers nothing tries one draft: acceptance and costs may
-  // have changed. Costs at most (cost of that window - 1) / n. At first, and when drafts have just
-  // ceased to pay, sooner: the distance begins at explore_first and doubles.
+  double acceptance_decay = 0.985;
+  // Where no draft pays, every n-th window of a sequence tries one: acceptance may have changed.
+  // Costs at most (cost of that window - 1) / n. At first, and when drafts have just ceased to pay,
+  // sooner: the distance begins at explore_first and doubles.
   uint32_t explore_first = 8, explore_every = 64;
-  // Every n-th window that offers something tries one draft more or one less, in turn: keeps the
-  // neighbours' costs fresh.
-  uint32_t probe_every = 32;
-  // Every n-th of all tries goes through the other depths in turn, each twice (one window is not
-  // believed), whatever they promise: a cost that was learned under another tier or load may hide
-  // the best depth behind a bad neighbour.
-  uint32_t far_every = 4;
+  // Every other number of drafts is tried (kTrust windows running: a single one is not believed)
+  // when it has not been used for so long that trying it at that distance would cost its part of
+  // this share of all windows: numbers that promise nearly as much as the best come every
+  // try_distance_min windows, dear ones seldom. The share is divided by one more than how often the
+  // sequence has tried the number, down to the second: what was tried often is known.
+  double try_share_first = 0.015, try_share_last = 0.003;
+  uint32_t try_distance_min = 8;
   // Another number of rows must promise this much more than none at all: noise is no reason to
   // draft.
   double advantage_min = 1.01;
@@ -97,6 +100,7 @@ class WindowCosts {
   };
   void Add(Cell* cell, double ns, double lookups, double misses) const;
   void DropOld(Cell* cell) const;
+  bool Known(uint32_t rows) const;
   double AtPresentMisses(const Cell& cell) const;
   double Rows(uint32_t rows) const;
   double Depth(uint32_t depth) const;
@@ -165,27 +169,43 @@ std::vector<uint32_t> ChooseDrafts(const WindowCosts& costs, const PolicyConstan
                                    uint32_t base_rows, uint32_t base_tokens, uint32_t room,
                                    std::span<const DraftOffer> offers);
 
+// What windows with 0, 1, ... drafts lose against those with the best number, in windows of that
+// one: the time they take longer less what their further tokens are worth. What a try costs.
+using Losses = std::array<double, kDraftsMax + 1>;
+// Of an offer, `taken` of which are to be verified, with everything else in the window as it is:
+// `base_rows` rows that give `base_tokens` tokens without it.
+Losses DraftLosses(const WindowCosts& costs, uint32_t base_rows, double base_tokens, uint32_t taken,
+                   const DraftOffer& offer);
+
 // How many guesses to ask the head for, with `sequences` like this one decoding: the depth with the
 // most tokens per second, drafting included. `acceptance`: of the sequence, `prior`: of all.
-uint32_t ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
-                     const Acceptance& acceptance, const Acceptance& prior, uint32_t sequences,
-                     uint32_t max);
+struct DepthChoice {
+  uint32_t best = 0;
+  Losses losses = {};
+};
+DepthChoice ChooseDepth(const WindowCosts& costs, const PolicyConstants& constants,
+                        const Acceptance& acceptance, const Acceptance& prior, uint32_t sequences,
+                        uint32_t max);
 
 // Exploration of one sequence, window by window: turns the best number of drafts into the one to
 // try. The same for guesses that are asked for and for drafts that are there anyway.
 class Explorer {
  public:
   // best <= max. Where none pays (best 0) one draft is tried after explore_first windows, then
-  // after twice as many, up to explore_every.
-  uint32_t Adjust(uint32_t best, uint32_t max, const PolicyConstants& constants);
+  // after twice as many, up to explore_every; everywhere the other numbers, the dearer the more
+  // seldom.
+  uint32_t Adjust(uint32_t best, uint32_t max, const Losses& losses,
+                  const PolicyConstants& constants);
 
  private:
-  // The next depth in turn when this try is one of the far ones, else `near`.
-  uint32_t Try(uint32_t near, uint32_t max, const PolicyConstants& constants);
-  uint32_t since_ = 0;  // windows since the last try
-  uint32_t wait_ = 0;   // idle windows before the next; 0: explore_first
-  uint32_t tries_ = 0, far_ = 0, far_times_ = 0;
-  bool idle_ = true, up_ = true;
+  // The number whose turn is most overdue, or best.
+  uint32_t Due(uint32_t best, uint32_t max, const Losses& losses, const PolicyConstants& constants);
+  uint32_t idle_since_ = 0;  // windows since the last try of one draft
+  uint32_t idle_wait_ = 0;   // before the next; 0: explore_first
+  bool idle_ = true;
+  // [drafts]: windows since that number was last used, and how often it was tried.
+  std::array<uint32_t, kDraftsMax + 1> unused_ = {}, tries_ = {};
+  uint32_t again_ = 0, again_drafts_ = 0;  // windows left of a try, and of how many drafts
 };
 
 }  // namespace lode

@@ -26,6 +26,7 @@ struct ReplayDrafts {
   std::vector<int32_t> answer;
   double right = 1;   // share of drafts that are the answer's own token
   uint64_t seed = 0;  // which ones are not: a function of seed and place
+  std::vector<uint8_t> turns;  // most drafts of the windows behind the prompt's, in turn; empty: any
 };
 
 // Guesses of an answer. They change its speed and nothing else.

@@ -20,7 +20,7 @@ const Tokenizer& Bytes() {  // token id = byte
 class DraftPlannerTest : public ::testing::Test {
  protected:
   // A sequence that decodes, its answer known; `right` of its drafts are.
-  std::unique_ptr<Sequence> Decoding(double right, bool fixed) {
+  std::unique_ptr<Sequence> Decoding(double right, bool fixed, std::vector<uint8_t> turns = {}) {
     Request request;
     request.prompt = {76};
     request.max_tokens = kAnswer;
@@ -29,6 +29,7 @@ class DraftPlannerTest : public ::testing::Test {
     auto replay = std::make_shared<ReplayDrafts>();
     for (uint32_t i = 0; i < kAnswer; ++i) replay->answer.push_back(static_cast<int32_t>(i % 50));
     replay->right = right;
+    replay->turns = std::move(turns);
     request.drafts.replay = replay;
     request.drafts.max = kDraftsMax;
     request.drafts.fixed = fixed;
@@ -37,6 +38,7 @@ class DraftPlannerTest : public ::testing::Test {
     EXPECT_TRUE(made.ok()) << made.status();
     std::unique_ptr<Sequence> sequence = std::move(*made);
     sequence->tokens.push_back(0);
+    sequence->usage.decode_windows = 1;  // the prompt's, which gave that token
     sequence->rows_done = static_cast<uint32_t>(sequence->tokens.size()) - 1;
     return sequence;
   }
@@ -65,6 +67,7 @@ class DraftPlannerTest : public ::testing::Test {
       for (uint32_t t = 0; t <= held; ++t)
         sequence.tokens.push_back(sequence.request.drafts.replay->answer[at + t]);
       sequence.rows_done += held + 1;
+      ++sequence.usage.decode_windows;
       planner_.Observe(result, i, held, false, &sequence, &counters_);
     }
     for (uint32_t r = 0; r < plan.n_rows; ++r) plan.rows[r].kind = RowKind::kDecode;
@@ -94,6 +97,13 @@ TEST_F(DraftPlannerTest, AFixedNumberIsAlwaysVerified) {
   std::vector<std::unique_ptr<Sequence>> one;
   one.push_back(Decoding(0, true));
   for (int w = 0; w < 20; ++w) EXPECT_EQ(Window(one)[0], kDraftsMax);
+}
+
+// Replayed drafts may be given in turns: so many in the first window with drafts, and so on.
+TEST_F(DraftPlannerTest, ReplayedTurnsAreKept) {
+  std::vector<std::unique_ptr<Sequence>> one;
+  one.push_back(Decoding(0.5, true, {3, 0, 7, 1}));
+  for (const uint32_t turn : {3u, 0u, 7u, 1u, 3u, 0u, 7u, 1u}) EXPECT_EQ(Window(one)[0], turn);
 }
 
 // Also when all of them want to try a draft.

@@ -9,6 +9,9 @@
 #include <random>
 #include <string>
 
+#include "daemon/draft_planner.h"
+#include "daemon/request.h"
+
 namespace lode {
 namespace {
 
@@ -25,6 +28,9 @@ struct World {
   std::array<double, kDraftsMax> holds;
   double noise = 0.05;  // relative standard deviation of a window's time
   double lost = 0;      // share of windows that lost a core for a while and take kLostTimes as long
+  double drift = 0;     // the host gets slower by this part with every window
+  bool replayed =
+      false;  // drafts are right where replayed ones are: in their share of every stretch
 };
 constexpr double kLostTimes = 3;
 
@@ -78,7 +84,8 @@ enum class From { kHead, kThere };
 // world in place of a machine.
 class Player {
  public:
-  Player(From from, uint32_t seed) : from_(from), random_(seed), costs_(k_), mine_(k_), all_(k_) {}
+  Player(From from, uint32_t seed)
+      : from_(from), random_(seed), costs_(k_), mine_(k_), all_(k_), seed_(seed) {}
 
   // Another text: what all sequences taught stays.
   void NewSequence() {
@@ -95,8 +102,10 @@ class Player {
     for (uint32_t w = 0; w < windows; ++w) {
       const uint32_t take = fixed < 0 ? Take() : static_cast<uint32_t>(fixed);
       uint32_t held = 0;
-      while (held < take && uniform_(random_) < world.holds[held]) ++held;
-      const double window = world.window[1 + take] * std::max(0.5, noise(random_)) *
+      while (held < take && Holds(world, held)) ++held;
+      place_ += held + 1;
+      pace_ *= 1 + world.drift;
+      const double window = world.window[1 + take] * pace_ * std::max(0.5, noise(random_)) *
                             (1 + slowed * take) *
                             (world.lost > 0 && uniform_(random_) < world.lost ? kLostTimes : 1);
       const uint32_t ask =
@@ -120,6 +129,13 @@ class Player {
   }
 
  private:
+  bool Holds(const World& world, uint32_t draft) {
+    if (!world.replayed) return uniform_(random_) < world.holds[draft];
+    ReplayDrafts replay;
+    replay.right = world.holds[draft];
+    replay.seed = seed_;
+    return ReplayIsRight(replay, place_ + draft);
+  }
   uint32_t Take() {
     if (from_ == From::kHead && explore_) return available_;
     DraftOffer offer;
@@ -127,12 +143,14 @@ class Player {
     for (uint32_t i = 0; i < offer.n; ++i)
       offer.holds[i] = mine_.Holds(DraftClass::kHead, i + 1, &all_);
     const uint32_t best = ChooseDrafts(costs_, k_, 1, 1, kDraftsMax, std::span(&offer, 1))[0];
-    return from_ == From::kHead ? best : explorer_.Adjust(best, kDraftsMax, k_);
+    return from_ == From::kHead
+               ? best
+               : explorer_.Adjust(best, kDraftsMax, DraftLosses(costs_, 1, 1, best, offer), k_);
   }
   uint32_t Ask() {
-    const uint32_t best = ChooseDepth(costs_, k_, mine_, all_, 1, kDraftsMax);
-    const uint32_t ask = explorer_.Adjust(best, kDraftsMax, k_);
-    explore_ = ask > best;
+    const DepthChoice choice = ChooseDepth(costs_, k_, mine_, all_, 1, kDraftsMax);
+    const uint32_t ask = explorer_.Adjust(choice.best, kDraftsMax, choice.losses, k_);
+    explore_ = ask > choice.best;
     return ask;
   }
 
@@ -145,6 +163,9 @@ class Player {
   Explorer explorer_;
   uint32_t available_ = 0;  // guesses made behind the window before
   bool explore_ = false;
+  double pace_ = 1;  // of the host, by drift
+  const uint32_t seed_;
+  uint32_t place_ = 0;  // in the answer
 };
 
 // Costs: `published` and its continuation; the others measured on this project's machines.
@@ -211,7 +232,7 @@ TEST(DraftPolicy, FindsTheBestNumberOfDrafts) {
 // apart, so not all are within 3 %.
 TEST(DraftPolicy, SettlesAsFastAsTheMeasurementAsks) {
   constexpr uint32_t kMachines = 40, kTimed = 9, kJudged = 96;
-  constexpr double kSettled = 0.95;
+  constexpr double kSettled = 0.97;
   uint32_t all = 0, near = 0;
   double worst = 1;
   for (uint32_t machine = 0; machine < kMachines; ++machine) {
@@ -241,18 +262,91 @@ TEST(DraftPolicy, SettlesAsFastAsTheMeasurementAsks) {
   EXPECT_GE(near, kSettled * all);
 }
 
+// Two hosts of an H200 without experts in slots, where the CPU lane sets the time: what windows
+// took with 0.5, 0.7 and 0.87 of the drafts right. The best number has bad neighbours on some.
+const Tier kHosts[] = {
+    {"host 1, timed at 0.5", Table({15.84, 21.40, 27.20, 31.01, 35.49, 38.82, 44.24, 45.95})},
+    {"host 1, timed at 0.7", Table({15.41, 21.40, 26.75, 31.39, 34.97, 38.99, 43.24, 46.83})},
+    {"host 1, timed at 0.87", Table({15.82, 21.17, 26.65, 31.82, 34.39, 39.84, 43.18, 47.53})},
+    {"host 2, timed at 0.5", Table({14.30, 18.91, 24.47, 29.06, 32.01, 37.63, 38.60, 43.52})},
+    {"host 2, timed at 0.7", Table({14.24, 19.71, 22.95, 28.93, 32.93, 36.74, 38.54, 43.32})},
+    {"host 2, timed at 0.87", Table({13.92, 19.42, 23.33, 28.99, 33.19, 36.77, 39.81, 43.20})},
+};
+// What the policy knows when the answer begins: nothing; times of every row count; those and an
+// answer with half of the drafts right.
+enum class Before { kNothing, kTimed, kAnswer };
+
+struct Settled {
+  uint32_t all = 0, near = 0;
+  double worst = 1, loss = 0;  // loss: of the speed of the best number, mean
+};
+// Answers of 250 windows on a host that drifts by 8 % meanwhile. Judged is the number used most
+// from window 60 on, and the speed of all.
+void Settle(World world, From from, Before before, uint32_t seed, Settled* settled) {
+  constexpr uint32_t kTimed = 9, kFirst = 60, kWindows = 250;
+  constexpr double kDrift = 0.08;
+  world.drift = (seed % 2 == 0 ? kDrift : -kDrift) / kWindows;
+  Player player(from, seed);
+  for (uint32_t n = 0; n <= kDraftsMax && before != Before::kNothing; ++n)
+    player.Run(world, kTimed, static_cast<int>(n));
+  World other = world;
+  other.holds = Always(0.5);
+  if (before == Before::kAnswer) player.Run(other, kWindows);
+  player.NewSequence();
+  const Score early = player.Run(world, kFirst), late = player.Run(world, kWindows - kFirst);
+  const bool head = from == From::kHead;
+  const double best = RateOf(world, BestOf(world, head), head);
+  const double reached = RateOf(world, late.usual(), head) / best;
+  double tokens = 0, ns = 0;
+  for (uint32_t n = 0; n <= kDraftsMax; ++n) {
+    const double given = (early.drafts[n] + late.drafts[n]) * TokensWith(world, n);
+    tokens += given;
+    ns += given / RateOf(world, n, head);
+  }
+  ++settled->all;
+  settled->near += reached >= kNear ? 1 : 0;
+  settled->worst = std::min(settled->worst, reached);
+  settled->loss += (1 - tokens / ns / best - settled->loss) / settled->all;
+}
+
+// A few unlucky ones remain: a text whose first drafts hold seldom looks like one where fewer pay.
+TEST(DraftPolicy, SettlesOnAHostThatDrifts) {
+  constexpr uint32_t kSeeds = 20;
+  constexpr double kLossMax = 0.02;
+  for (const bool replayed : {true, false}) {
+    const double share_near = replayed ? 0.99 : 0.96;
+    Settled settled;
+    for (const Tier& host : kHosts) {
+      for (const double holds : {0.7, 0.87}) {
+        World world = TierWorld(host, holds);
+        world.replayed = replayed;
+        for (const From from : {From::kThere, From::kHead}) {
+          for (const Before before : {Before::kNothing, Before::kTimed, Before::kAnswer}) {
+            for (uint32_t seed = 0; seed < kSeeds; ++seed)
+              Settle(world, from, before, seed, &settled);
+          }
+        }
+      }
+    }
+    std::printf(
+        "figure: draft policy, drifting host, drafts right %s: %u of %u within 3 %% of the "
+        "fastest, "
+        "worst %.3f, %.4f of the speed lost\n",
+        replayed ? "in their share" : "by chance", settled.near, settled.all, settled.worst,
+        settled.loss);
+    EXPECT_GE(settled.near, share_near * settled.all);
+    EXPECT_LE(settled.loss, kLossMax);
+  }
+}
+
 TEST(DraftPolicy, WhereDraftingLosesItCostsItsExplorationOnly) {
   const PolicyConstants k;
   for (const World& world : kWorlds) {
     const Score none = Player(From::kHead, 3).Run(world, 4000, 0),
                 policy = Player(From::kHead, 4).Run(world, 4000);
-    // One window in explore_every tries: one draft, and every far_every-th time each depth in turn.
+    // One window in explore_every tries one draft, other numbers cost at most their share.
     const double one = world.window[2] - world.window[1] + world.guess - world.follow;
-    double far = 0;
-    for (uint32_t n = 1; n <= kDraftsMax; ++n)
-      far += (world.window[1 + n] - world.window[1] + world.guess * n - world.follow) / kDraftsMax;
-    const double exploration =
-        (one * (k.far_every - 1) + far) / k.far_every / world.window[1] / k.explore_every;
+    const double exploration = one / world.window[1] / k.explore_every + k.try_share_first;
     EXPECT_GE(policy.rate(), none.rate() * (1 - exploration - 0.01)) << world.name;
   }
 }
@@ -299,12 +393,13 @@ TEST(DraftPolicy, LearnsThatTheTierChanged) {
   }
 }
 
-// Windows of eight rows become cheap while all others stay dear: only far tries, thousands of windows
-// apart for one depth, can find that out.
-TEST(DraftPolicy, FarTriesFindADepthBehindBadNeighbours) {
+// Windows of eight rows become cheap while all others stay dear: only tries of a number that
+// promises nothing, thousands of windows apart, can find that out.
+TEST(DraftPolicy, TriesFindADepthBehindBadNeighbours) {
   constexpr uint32_t kSearch = 20'000, kAfter = 2'000;
   constexpr double kBesideTries = 0.85;  // a try of a neighbour costs eight windows here
-  for (const double first_step : {1.2, 0.75}) {  // with drafts out of the question, with few of them
+  for (const double first_step :
+       {1.2, 0.75}) {  // with drafts out of the question, with few of them
     const World was = {"dear", Line(1e6, first_step), 0, 0, Always(.8)};
     World is = was;
     is.window[8] = 1.1e6;
@@ -321,8 +416,10 @@ TEST(DraftPolicy, IdleTriesComeSoonerAtFirst) {
   const PolicyConstants k;
   Explorer explorer;
   std::vector<uint32_t> distances, depths;
+  Losses dear;
+  dear.fill(10);
   for (uint32_t w = 1, last = 0; w <= 380; ++w) {
-    const uint32_t tried = explorer.Adjust(0, 3, k);
+    const uint32_t tried = explorer.Adjust(0, 3, dear, k);
     if (tried == 0) continue;
     distances.push_back(w - last);
     depths.push_back(tried);
@@ -332,19 +429,35 @@ TEST(DraftPolicy, IdleTriesComeSoonerAtFirst) {
   EXPECT_EQ(depths, (std::vector<uint32_t>{1, 1, 1, 1, 1, 1, 1, 1}));
 }
 
-TEST(DraftPolicy, TriesTheNeighboursAndInTurnEveryDepth) {
+// Numbers that promise nearly as much as the best are tried often, dear ones seldom, each for as
+// many windows running as it takes to be believed; all together cost no more than their share.
+TEST(DraftPolicy, TriesCostTheirShare) {
+  constexpr uint32_t kBest = 3, kWindows = 20'000, kFirst = 250;
   const PolicyConstants k;
+  const Losses losses = {0.4, 0.05, 0.004, 0, 0.02, 0.1, 0.3, 1.2};
   Explorer explorer;
-  std::vector<uint32_t> tried;
-  for (uint32_t w = 1; w <= 12 * k.probe_every; ++w) {
-    const uint32_t n = explorer.Adjust(3, 7, k);
-    if (w % k.probe_every == 0) {
-      tried.push_back(n);
-    } else {
-      EXPECT_EQ(n, 3u) << w;
+  std::array<uint32_t, kDraftsMax + 1> used = {};
+  double lost = 0;
+  uint32_t before = kBest, running = 0;
+  for (uint32_t w = 1; w <= kWindows; ++w) {
+    const uint32_t n = explorer.Adjust(kBest, kDraftsMax, losses, k);
+    ++used[n];
+    lost += losses[n];
+    if (n != before && before != kBest) {
+      EXPECT_EQ(running, 2u) << before << " drafts, window " << w;
+    }
+    running = n == before ? running + 1 : 1;
+    before = n;
+    if (w == kFirst) {
+      EXPECT_LE(lost, k.try_share_first * w);
+      for (const uint32_t near : {1u, 2u, 4u, 5u}) EXPECT_GE(used[near], 2u) << near;
     }
   }
-  EXPECT_EQ(tried, (std::vector<uint32_t>{2, 4, 2, 1, 2, 4, 2, 1, 2, 4, 2, 2}));
+  EXPECT_LE(lost, 1.1 * k.try_share_last * kWindows);
+  for (uint32_t n = 0; n <= kDraftsMax; ++n) EXPECT_GE(used[n], 2u) << n;
+  EXPECT_GT(used[2], used[4]);
+  EXPECT_GT(used[4], used[1]);
+  EXPECT_GT(used[1], used[0]);
 }
 
 TEST(DraftPolicy, SharesTheRoomByGain) {
@@ -429,8 +542,8 @@ TEST(DraftPolicy, AcceptanceStartsNeutralAndForgets) {
   for (int i = 0; i < 200; ++i) all.Observe(DraftClass::kHead, 3, 1, nullptr);
   // Half of the drafts that were tried held, so no depth is believed to be all good or all bad; the
   // third was never reached, since the second did not hold.
-  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.8);
-  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.2);
+  EXPECT_GT(all.Holds(DraftClass::kHead, 1, nullptr), 0.75);
+  EXPECT_LT(all.Holds(DraftClass::kHead, 2, nullptr), 0.25);
   EXPECT_NEAR(all.Holds(DraftClass::kHead, 3, nullptr), 0.5, 0.02);
   // A new sequence starts from what depths did in others.
   EXPECT_NEAR(one.Holds(DraftClass::kHead, 1, &all), all.Holds(DraftClass::kHead, 1, nullptr),

@@ -5,14 +5,15 @@
 // flagship's widths; LODE_REPLAY_MODEL names another one, and where that has a draft block the cost
 // of its passes is printed as well.
 //
-// How it measures: the tier is full before anything is timed (no bytes came for a while). A row
-// count's time is the median of windows with always as many drafts and the same share of right ones
-// (wrong tokens choose other experts, which are in slots less often), half of them timed before the
-// policy's turns and half behind, so that drift shows; the same windows are what the policy has
-// learned from. Which drafts are right is drawn, but every stretch of the answer has its
-// share (ReplayIsRight), so tokens per window follow from the share.
+// How it measures: the tier is full before anything is timed (no bytes came for a while). Row
+// counts take turns within an answer, a few windows each (replay_yardstick.h), with the share of
+// right drafts that is judged (wrong tokens choose other experts, which are in slots less often):
+// some rounds before the policy's answer, some behind it, there only of the row counts that may be
+// the fastest, until the two numbers that are compared are known well enough. The policy is judged
+// by the number of drafts of most windows of the second half of its answer; it has learned from all
+// windows that ran before.
 //
-// Real time decides here. On a card it is judged: within 3 % plus what the medians may be off
+// Real time decides here. On a card it is judged: within 3 % plus what the measurement may be off
 // (printed as noise, at most kNoiseAllowed). The cpu device's threads share their cores with
 // whatever else runs, so there the test prints its figures and compares the answers;
 // LODE_REPLAY_NEAR=0.97 judges there too (or judges more strictly, or with 0 not at all).
@@ -21,15 +22,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <thread>
 
 #include "daemon/draft_policy.h"
 #include "shared/shm/wait_word.h"
 #include "tests/bits/engine_stack.h"
+#include "tests/drafts/replay_yardstick.h"
 #include "tests/support/places.h"
 
 namespace lode {
@@ -41,19 +41,21 @@ constexpr double kShares[] = {0.5, 0.7, 0.87};  // of drafts that are right
 // everything in the tier too long stands still at the end.
 constexpr double kSlotShares[] = {1, 0.5, 0};
 constexpr double kNear = 0.97;
-// Medians that may be further off than this (two of them together) judge nothing.
-constexpr double kNoiseAllowed = 0.03;
-// Windows of a row count and a share, before the policy's turns and behind them.
-constexpr uint32_t kTimedWindows = 5;
-// The first window with drafts of a request is not timed: what the prompt left is still in the
-// caches.
-constexpr uint32_t kUntimed = 1;
+// A measurement that may be further off than this judges nothing; rounds go on until it is known
+// well, or there were too many.
+constexpr double kNoiseAllowed = 0.03, kNoiseWanted = 0.008;
+// Rounds before the policy's turn and behind it, there so many at a time.
+constexpr uint32_t kRoundsBefore = 2, kRoundsBehind = 2, kRoundsBehindMax = 8;
+// Behind the policy's turn, numbers of drafts that are slower than this part of the fastest are not
+// timed any more.
+constexpr double kContends = 0.92;
 // For the cost of guesses; the last ones of an answer guess less.
 constexpr uint32_t kHeadWindows = 24;
-// Windows in which the policy finds its way and is judged, at the fastest number of drafts: its
-// usual number is that of most of them. Fewer where nothing is judged.
-constexpr uint32_t kJudgedWindows = 96, kPrintedWindows = 32;
-constexpr uint32_t kAnswerTokens = 256;
+// Windows of the policy's answer, at the fastest number of drafts, of which the second half is
+// judged: with experts in slots, and without, where windows differ most. Fewer where nothing is
+// judged.
+constexpr uint32_t kJudgedCached = 128, kJudgedWindows = 250, kPrintedWindows = 48;
+constexpr uint32_t kAnswerTokensJudged = 1024, kAnswerTokensPrinted = 320;
 // The tier is full when no byte came for this long.
 constexpr uint64_t kQuietNs = 100'000'000, kFillNsMax = 120'000'000'000;
 constexpr uint32_t kFillTokens = 2;
@@ -79,66 +81,44 @@ double Near() {
   return text != nullptr ? std::atof(text) : (TestDevice() == "cuda" ? kNear : 0);
 }
 
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
+uint32_t AnswerTokens() { return Near() > 0 ? kAnswerTokensJudged : kAnswerTokensPrinted; }
 
-// Times of windows of one row count, ns.
-struct RowTimes {
-  std::vector<double> before, behind;
-  double median() const {
-    std::vector<double> all = before;
-    all.insert(all.end(), behind.begin(), behind.end());
-    return Median(all);
-  }
-  double drift() const { return Median(behind) / Median(before) - 1; }
-  // What the median may be off, relative: its standard error from the median deviation of either
-  // half's windows (1.48 makes that a standard deviation, 1.25 is what a median loses against a
-  // mean), and half of the drift.
-  double noise() const {
-    std::vector<double> off;
-    for (const auto* half : {&before, &behind}) {
-      const double middle = Median(*half);
-      for (const double v : *half) off.push_back(std::fabs(v - middle));
-    }
-    const double error = 1.25 * 1.48 * Median(off) / std::sqrt(static_cast<double>(off.size()));
-    return std::hypot(error / median(), drift() / 2);
-  }
-};
-using Times = std::array<RowTimes, kWindowRowsMax>;  // [drafts]
+// Windows by their number of drafts.
+using WindowCounts = std::array<uint64_t, kWindowRowsMax>;
 
 struct Measured {
   std::vector<int32_t> tokens;
   RequestUsage usage;
-  std::vector<std::pair<uint32_t, double>> windows;  // tokens given, ns since the window before
-  double rate = 0;                                   // tokens per second of decoding
+  // Behind the prompt's window, window by window: tokens given, ns since the window before, and the
+  // windows so far with at least [n] drafts.
+  struct Window {
+    size_t tokens;
+    double ns;
+    WindowCounts offered;
+  };
+  std::vector<Window> windows;
+  double rate = 0;  // tokens per second of decoding
 };
 
-// Tokens per window with n drafts that hold with probability `right`, each given those before.
-double TokensWith(uint32_t n, double right) {
-  double tokens = 1, reach = 1;
-  for (uint32_t i = 0; i < n; ++i) tokens += reach *= right;
-  return tokens;
+// Windows [from, end) of an answer by their number of drafts.
+WindowCounts WindowsByDrafts(const Measured& run, size_t from) {
+  WindowCounts counts = {};
+  if (from == 0 || from >= run.windows.size()) return counts;
+  const WindowCounts &first = run.windows[from - 1].offered, &last = run.windows.back().offered;
+  uint64_t more = run.windows.size() - from;  // with at least n drafts
+  for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
+    const uint64_t next = n < kDraftsMax ? last[n + 1] - first[n + 1] : 0;
+    counts[n] = more - next;
+    more = next;
+  }
+  return counts;
 }
-
-// Windows by their number of drafts, from the counts by depth.
-std::array<uint64_t, kWindowRowsMax> WindowsByDrafts(const RequestUsage& usage) {
-  const auto& offered = usage.drafts_offered[0];
-  std::array<uint64_t, kWindowRowsMax> windows = {usage.decode_windows - offered[1]};
-  for (uint32_t n = 1; n <= kDraftsMax; ++n)
-    windows[n] = offered[n] - (n < kDraftsMax ? offered[n + 1] : 0);
-  return windows;
-}
-uint32_t UsualDrafts(const RequestUsage& usage) {
-  const auto windows = WindowsByDrafts(usage);
+uint32_t UsualDrafts(const WindowCounts& windows) {
   return static_cast<uint32_t>(std::max_element(windows.begin(), windows.end()) - windows.begin());
 }
-std::string WindowsOf(const RequestUsage& usage) {
+std::string Words(const WindowCounts& windows) {
   std::string text;
-  for (const uint64_t windows : WindowsByDrafts(usage)) text += ' ' + std::to_string(windows);
+  for (const uint64_t n : windows) text += ' ' + std::to_string(n);
   return text;
 }
 
@@ -179,8 +159,12 @@ class DraftReplay : public ::testing::Test {
         return run;
       }
       const uint64_t now = NowNs();
-      if (last != 0 && !event.tokens.empty())
-        run.windows.emplace_back(event.tokens.size(), static_cast<double>(now - last));
+      if (last != 0 && !event.tokens.empty()) {
+        Measured::Window window = {event.tokens.size(), static_cast<double>(now - last), {}};
+        const auto& offered = stack_->scheduler().counters().drafts_offered[0];
+        for (uint32_t n = 1; n <= kDraftsMax; ++n) window.offered[n] = offered[n].load();
+        run.windows.push_back(window);
+      }
       last = now;
       for (const TokenOut& token : event.tokens) run.tokens.push_back(token.id);
       if (event.finish) break;
@@ -191,16 +175,18 @@ class DraftReplay : public ::testing::Test {
     return run;
   }
 
-  // An answer with drafts of which `right` are; n: most drafts of a window, or always so many.
-  Measured AskReplayed(double right, uint32_t n, bool fixed, uint32_t tokens) {
+  // An answer with drafts of which `right` are. turns: drafts of its windows in turn, always so
+  // many; empty: the policy chooses.
+  Measured AskReplayed(double right, const std::vector<uint8_t>& turns, uint32_t tokens) {
     ReplayDrafts replay;
     replay.answer = answer_;
     replay.right = right;
+    replay.turns = turns;
     DraftOptions drafts;
     drafts.head = drafts.lookup = false;
     drafts.replay = std::make_shared<ReplayDrafts>(replay);
-    drafts.max = n;
-    drafts.fixed = fixed;
+    drafts.max = kDraftsMax;
+    drafts.fixed = !turns.empty();
     const Measured run = Ask(drafts, tokens);
     EXPECT_LE(run.tokens.size(), answer_.size());
     EXPECT_TRUE(std::equal(run.tokens.begin(), run.tokens.end(), answer_.begin()));
@@ -208,8 +194,8 @@ class DraftReplay : public ::testing::Test {
   }
 
   // From here on `share` of all experts' bytes are in the tier and stay there: those that another
-  // text used last, so that the answer meets them as often at its start, where windows are timed, as
-  // further on.
+  // text used last, so that the answer meets them as often at its start, where windows are timed,
+  // as further on.
   void FillTier(double share) {
     TunablesChange change;
     change.vram_budget_bytes =
@@ -235,17 +221,39 @@ class DraftReplay : public ::testing::Test {
         static_cast<double>(NowNs() - begin) * 1e-9);
   }
 
-  // Windows of n + 1 rows. The last ones of an answer have fewer: no token may come behind its end.
-  void Time(double right, uint32_t n, std::vector<double>* times) {
-    const double windows = kTimedWindows + kUntimed;
-    const auto wanted = static_cast<uint32_t>(std::ceil(windows * TokensWith(n, right))) + n + 1;
-    const Measured run = AskReplayed(right, n, true, wanted);
-    uint32_t seen = 0, done = 1;  // the prompt's last row gave the first token
-    for (const auto& [tokens, ns] : run.windows) {
-      if (done + n + 1 <= wanted && seen++ >= kUntimed) times->push_back(ns);
-      done += tokens;
+  // One more answer, of so many rounds. Its last windows may have too few drafts (no token comes
+  // behind an answer's end), so it is a little longer.
+  void TimeRounds(double right, const std::vector<uint32_t>& contenders, uint32_t rounds,
+                  const ReplayPattern& pattern, Yardstick* yardstick) {
+    const RoundsPlan plan = PlanRounds(pattern, contenders, yardstick->rounds(), rounds);
+    const uint32_t tokens = plan.answer_tokens + kDraftsMax;
+    ASSERT_LE(tokens, answer_.size());
+    const Measured run = AskReplayed(right, plan.drafts, tokens);
+    std::vector<double> ns;
+    ASSERT_GE(run.windows.size(), plan.drafts.size());
+    for (size_t w = 0; w < plan.drafts.size(); ++w) {
+      ASSERT_EQ(run.windows[w].tokens, plan.tokens[w]) << "window " << w;
+      ns.push_back(run.windows[w].ns);
     }
-    EXPECT_FALSE(times->empty());
+    yardstick->Add(plan, ns);
+  }
+
+  // What following and guessing to every depth costs behind a window.
+  void PrintHeadCosts() {
+    for (uint32_t depth = 1; depth <= kDraftsMax; ++depth) {
+      DraftOptions head;
+      head.lookup = false;
+      head.min_p = 0;
+      head.max = depth;
+      head.fixed = true;
+      const RequestUsage usage = Ask(head, kHeadWindows).usage;
+      std::printf(
+          "figure: draft head, depth %u: %.3f ms behind a window, %u windows, %u guesses "
+          "verified\n",
+          depth, static_cast<double>(usage.timing.draft_ns) / usage.decode_windows * 1e-6,
+          usage.decode_windows, usage.drafted_tokens);
+    }
+    std::fflush(stdout);
   }
 
   std::unique_ptr<ModelSource> source_;
@@ -255,99 +263,76 @@ class DraftReplay : public ::testing::Test {
   std::vector<int32_t> answer_;
 };
 
-// What following and guessing to every depth costs behind a window.
-void PrintDraftCosts(const std::function<Measured(uint32_t depth)>& ask) {
-  for (uint32_t depth = 1; depth <= kDraftsMax; ++depth) {
-    const Measured run = ask(depth);
-    std::printf(
-        "figure: draft head, depth %u: %.3f ms behind a window, %u windows, %u guesses verified\n",
-        depth, static_cast<double>(run.usage.timing.draft_ns) / run.usage.decode_windows * 1e-6,
-        run.usage.decode_windows, run.usage.drafted_tokens);
-  }
-  std::fflush(stdout);
+// Tokens of the policy's answer when the fastest number of drafts gives so many a window.
+uint32_t JudgedTokens(double slots, double per_window) {
+  const uint32_t judged = slots > 0 ? kJudgedCached : kJudgedWindows;
+  const uint32_t windows = Near() > 0 ? judged : kPrintedWindows;
+  return std::min(AnswerTokens(), static_cast<uint32_t>(windows * per_window));
 }
 
-void PrintTimes(const Times& times, double right) {
-  std::string line = fmt::format(
-      "figure: draft replay, {:.2f} right, ms of 1 to 8 rows (noise, drift in %):", right);
-  for (const RowTimes& t : times) {
-    line += fmt::format(" {:.2f} ({:.1f}, {:+.1f})", t.median() * 1e-6, 100 * t.noise(),
-                        100 * t.drift());
-  }
-  std::printf("%s\n", line.c_str());
-}
-
-// Tokens of the policy's windows at the number of drafts that was fastest so far.
-uint32_t JudgedTokens(const Times& times, double right) {
-  double best = 0, tokens = 1;
-  for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
-    const double of_n = TokensWith(n, right), rate = of_n / Median(times[n].before);
-    if (rate <= best) continue;
-    best = rate;
-    tokens = of_n;
-  }
-  const uint32_t windows = Near() > 0 ? kJudgedWindows : kPrintedWindows;
-  return std::min(kAnswerTokens, static_cast<uint32_t>(windows * tokens));
+// Seconds since the test began: a section on a card has a limit.
+double Seconds() {
+  static const uint64_t begin = NowNs();
+  return static_cast<double>(NowNs() - begin) * 1e-9;
 }
 
 // The policy's usual number against the fastest, for one share of right drafts.
-void Judge(const Times& times, double right, const Measured& run) {
-  const auto rate = [&](uint32_t n) { return TokensWith(n, right) / times[n].median(); };
-  uint32_t best = 0;
-  for (uint32_t n = 1; n < kWindowRowsMax; ++n) best = rate(n) > rate(best) ? n : best;
-  const uint32_t usual = UsualDrafts(run.usage);
-  const double reached = rate(usual) / rate(best);
-  const double noise = usual == best ? 0 : std::hypot(times[best].noise(), times[usual].noise());
+void Judge(const Yardstick& yardstick, double right, const Measured& run) {
+  const uint32_t best = yardstick.Fastest();
+  const WindowCounts late = WindowsByDrafts(run, run.windows.size() / 2);
+  const uint32_t usual = UsualDrafts(late);
+  const Yardstick::Ratio reached = yardstick.Speed(usual, best);
   const auto& lookups = run.usage.lookups;
   const double all = static_cast<double>(lookups[0] + lookups[1] + lookups[2]);
+  std::string ms, of;
+  for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
+    const Yardstick::Ratio speed = yardstick.Speed(n, best);
+    ms += fmt::format(" {:.2f}", yardstick.WindowNs(n) * 1e-6);
+    of += fmt::format(" {:.3f} ({:.3f})", speed.value, speed.noise);
+  }
   std::printf(
       "figure: draft replay, hit rate %.2f, %.2f right: fastest %u drafts, policy %u, %.3f of the "
-      "fastest "
-      "(noise %.3f); %.1f tokens/s, without drafts %.1f, windows of 0 to 7 drafts%s\n",
-      static_cast<double>(lookups[0]) / all, right, best, usual, reached, noise, run.rate,
-      1e9 / times[0].median(), WindowsOf(run.usage).c_str());
+      "fastest (noise %.3f); %.1f tokens/s, windows of 0 to 7 drafts%s, late ones%s\n"
+      "figure: draft replay, %.2f right, %u rounds, first of a block %.3f (%.3f), at %.1f s; ms of "
+      "1 "
+      "to 8 rows:%s; of the fastest (noise):%s\n",
+      static_cast<double>(lookups[0]) / all, right, best, usual, reached.value, reached.noise,
+      run.rate, Words(WindowsByDrafts(run, 1)).c_str(), Words(late).c_str(), right,
+      yardstick.rounds(), yardstick.FirstOfBlock().value, yardstick.FirstOfBlock().noise, Seconds(),
+      ms.c_str(), of.c_str());
   std::fflush(stdout);
-  if (noise > kNoiseAllowed) {
-    std::printf("not judged: the two medians may be off by %.3f together\n", noise);
+  if (reached.noise > kNoiseAllowed) {
+    std::printf("not judged: the two numbers' speeds may be off by %.3f\n", reached.noise);
     return;
   }
-  EXPECT_GE(reached, Near() - noise) << lookups[0] / all << " hit, " << right << " right";
+  EXPECT_GE(reached.value, Near() - reached.noise)
+      << lookups[0] / all << " hit, " << right << " right";
 }
 
 TEST_F(DraftReplay, PolicySettlesOnTheFastestNumberOfRows) {
-  bool planned = false;
+  Seconds();
+  const std::vector<uint32_t> every = {0, 1, 2, 3, 4, 5, 6, 7};
   for (const double slots : SlotShares()) {
     FillTier(slots);
-    if (!planned) {
-      planned = true;
-      answer_ = Ask({}, kAnswerTokens).tokens;
-      ASSERT_EQ(answer_.size(), kAnswerTokens);
-      if (source_->config().nextn_layers > 0) {
-        PrintDraftCosts([&](uint32_t depth) {
-          DraftOptions head;
-          head.lookup = false;
-          head.min_p = 0;
-          head.max = depth;
-          head.fixed = true;
-          return Ask(head, kHeadWindows);
-        });
+    if (answer_.empty()) {
+      answer_ = Ask({}, AnswerTokens()).tokens;
+      ASSERT_EQ(answer_.size(), AnswerTokens());
+      if (source_->config().nextn_layers > 0) PrintHeadCosts();
+    }
+    for (const double right : kShares) {
+      const ReplayPattern pattern(right, AnswerTokens());
+      Yardstick yardstick(pattern);
+      TimeRounds(right, every, kRoundsBefore, pattern, &yardstick);
+      const Measured run =
+          AskReplayed(right, {}, JudgedTokens(slots, pattern.Tokens(yardstick.Fastest())));
+      const uint32_t usual = UsualDrafts(WindowsByDrafts(run, run.windows.size() / 2));
+      const auto contenders = yardstick.Contenders(kContends, usual);
+      for (uint32_t rounds = 0; rounds < kRoundsBehindMax; rounds += kRoundsBehind) {
+        TimeRounds(right, contenders, kRoundsBehind, pattern, &yardstick);
+        if (Near() == 0 || yardstick.Speed(usual, yardstick.Fastest()).noise <= kNoiseWanted) break;
       }
-    }
-    std::array<Times, std::size(kShares)> times;
-    for (uint32_t n = 0; n < kWindowRowsMax; ++n) {
-      for (size_t i = 0; i < times.size(); ++i) Time(kShares[i], n, &times[i][n].before);
-    }
-    Measured runs[std::size(kShares)];
-    for (size_t i = 0; i < times.size(); ++i) {
-      const uint32_t tokens = JudgedTokens(times[i], kShares[i]);
-      runs[i] = AskReplayed(kShares[i], kDraftsMax, false, tokens);
-    }
-    for (uint32_t n = kWindowRowsMax; n-- > 0;) {
-      for (size_t i = 0; i < times.size(); ++i) Time(kShares[i], n, &times[i][n].behind);
-    }
-    for (size_t i = 0; i < times.size(); ++i) {
-      PrintTimes(times[i], kShares[i]);
-      Judge(times[i], kShares[i], runs[i]);
+      Judge(yardstick, right, run);
+      if (HasFatalFailure()) return;
     }
   }
 }
