@@ -142,6 +142,7 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
   }
   cuda::MatBatch batch = BatchOf(format, input, made.forms);
   batch.logits_only = logits_only ? block : nullptr;
+  batch.next_at_once = input.next_at_once;
   uint32_t all_rows = 0;
   std::vector<const CudaMatJob*> rest;
   for (const CudaMatJob* job : jobs) {
@@ -154,6 +155,7 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
     batch.tasks[batch.n_tasks++] = {w.data, w.row_bytes, job->y, w.rows, w.format, 0};
     if (w.format == format) all_rows += w.rows;
   }
+  if (!logits_only && TakeGates(&batch)) due_gates = {};
   cuda::KernelsOf(format).mat(
       s(), batch, cuda::ChooseShape(format, all_rows, input.columns, rows(), card.multiprocessors));
   return rest;
@@ -206,10 +208,13 @@ bool CudaDevice::Impl::SwigluOfShared(const MoeWeights& w, const Input& input) {
                     Format::kF32,
                     0};
   batch.n_tasks = 3;
-  return cuda::KernelsOf(gate.format)
-      .swiglu(s(), batch,
-              cuda::ChooseShape(gate.format, 2 * gate.rows, input.columns, rows(),
-                                card.multiprocessors));
+  const bool gates = TakeGates(&batch);
+  const bool done = cuda::KernelsOf(gate.format)
+                        .swiglu(s(), batch,
+                                cuda::ChooseShape(gate.format, 2 * gate.rows, input.columns, rows(),
+                                                  card.multiprocessors));
+  if (done && gates) due_gates = {};
+  return done;
 }
 
 void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared) {
@@ -228,9 +233,7 @@ void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared
                               .x = s.shared_gate,
                               .y = shared,
                               .check = d.Check(cuda::LayerPart::kShared),
-                              .gate_dots = s.shared_inject,
-                              .gates = s.shared_inject,
-                              .gates_per_row = 1};
+                              .gates = s.shared_inject};
   if (hidden_done && cuda::KernelsOf(w.shared_down.format).narrow(d.s(), down)) {
     cuda::CheckLaunches("shared expert");
     return;

@@ -168,7 +168,8 @@ void CudaDevice::DeltaOutput(const DeltaWeights& w, float* y) {
   d.Mat({{&w.out, y}}, {.x = d.scratch.mixed,
                         .columns = d.config.SsmValueWidth(),
                         .forms = gate.forms,
-                        .checked = true});
+                        .checked = true,
+                        .next_at_once = Early(2)});
   cuda::CheckLaunches("DeltaNet output");
 }
 
@@ -224,7 +225,8 @@ void CudaDevice::AttentionOutput(const AttentionWeights& w, const AttentionState
   const Impl::Input attended = {.x = s.attended,
                                 .columns = width,
                                 .forms = d.Forms(s.forms, width, d.FormsOf({&w.out})),
-                                .checked = true};
+                                .checked = true,
+                                .next_at_once = Early(2)};
   cuda::LaunchAttend(d.s(),
                      {.shape = d.Attention(),
                       .cache = Impl::Cache(state),

@@ -177,12 +177,11 @@ LODE_FN NarrowLayout LayOutNarrow(const NarrowProduct& p) {
   return l;
 }
 
-// The gates that ride along: 2 sigmoid(dot / streams) of hyper-connections, sigmoid(dot) else.
-LODE_DEVICE void NarrowGates(const NarrowProduct& p, float inverse) {
-  using namespace canonical;
-  for (uint32_t i = ThreadId(); i < p.n_rows * p.gates_per_row; i += ThreadCount())
-    p.gates[i] =
-        p.streams != 0 ? Mul(2.0f, Sigmoid(Mul(p.gate_dots[i], inverse))) : Sigmoid(p.gate_dots[i]);
+// The gates that ride along, by the last threads of the first block.
+LODE_DEVICE void NarrowGates(const NarrowProduct& p) {
+  const uint32_t i = ThreadCount() - 1 - ThreadId();
+  if (BlockX() == 0 && p.gates != nullptr && i < p.n_rows)
+    p.gates[i] = canonical::Sigmoid(p.gates[i]);
 }
 
 // The input of all rows to shared memory, 8 columns per lane; rows follow each other in whole
@@ -223,19 +222,23 @@ LODE_DEVICE void LoadNormed(const NarrowProduct& p, uint32_t i, uint32_t first, 
                     : 0.0f;
 }
 
-// The form of the block's columns of the mix, mixed[row][kNarrowRows]: behind a barrier. Four lanes
-// per row: eight rows are one warp.
+// The form of a row's columns of the mix, mixed[kNarrowRows], by four lanes of a warp; the others
+// are not inside.
+LODE_DEVICE void FinishMixedRow(const NarrowProduct& p, const float* mixed, uint32_t act,
+                                uint32_t column, bool inside, uint32_t first) {
+  float v[kLaneColumns];
+  LODE_UNROLL
+  for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = inside ? mixed[column + i] : 0.0f;
+  const uint32_t of32 = LargestOf32(v);
+  if (p.form.base != nullptr) StoreForm(p.form, 32, {act, first + column, inside}, v, of32);
+  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
+}
+// All rows, mixed[row][kNarrowRows], behind a barrier: eight of them are one warp.
 LODE_DEVICE void FinishMix(const NarrowProduct& p, const float* mixed, uint32_t first) {
   if (ThreadId() >= 32) return;
   const uint32_t act = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
-  const LanePlace at = {act, first + column, act < p.n_rows};
-  float v[kLaneColumns];
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i)
-    v[i] = at.inside ? mixed[act * kNarrowRows + column + i] : 0.0f;
-  const uint32_t of32 = LargestOf32(v);
-  if (p.form.base != nullptr) StoreForm(p.form, 32, at, v, of32);
-  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
+  const bool inside = act < p.n_rows;
+  FinishMixedRow(p, mixed + (inside ? act * kNarrowRows : 0), act, column, inside, first);
 }
 
 // Columns first..first + kNarrowRows of the mix, from the terms of all streams; then their form.
@@ -293,7 +296,7 @@ NarrowKernel(NarrowProduct p) {
   float* terms = reinterpret_cast<float*>(shared + l.terms);
   const float inverse = p.streams != 0 ? canonical::Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
   WaitForPrevious();
-  if (BlockX() == 0) NarrowGates(p, inverse);
+  NarrowGates(p);
   float normed[kMixStreams];
   if (p.streams != 0) LoadNormed(p, ThreadId(), first, 0, normed);
   QuantizeNarrow(p, p.x, form, inverse);

@@ -40,15 +40,18 @@ LODE_DEVICE Word4 ActWords(const uint32_t* y, uint32_t t) {
   return Word4{FunnelRight(y[t], y[t + 1], 16), high, y[8 + t], y[12 + t]};
 }
 
-// Sums of rows 2 t and 2 t + 1 of the eight that begin at `rows`, with activation row act.
-LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActForm& form,
-                            uint32_t act, uint32_t pairs, float (&sum)[2]) {
+// Adds the terms of pairs first.. of rows 2 t and 2 t + 1 of the eight that begin at `rows`, with
+// activation row act. Several at a time: a warp has few others beside it to hide behind.
+template <uint32_t kPairs>
+LODE_DEVICE void AddPairs(const uint8_t* rows, uint32_t row_bytes, const ActForm& form,
+                          uint32_t act, uint32_t first, float (&sum)[2]) {
   using namespace canonical;
   const uint32_t lane = ThreadId() % 32, g = lane / 4, t = lane % 4;
   const uint8_t* codes = form.base + act * form.stride;
-  const float* scales = reinterpret_cast<const float*>(codes + form.d_offset);
-  sum[0] = sum[1] = 0.0f;
-  for (uint32_t p = 0; p < pairs; ++p) {
+  const float* scales = reinterpret_cast<const float*>(codes + form.d_offset) + 2 * first;
+  LODE_UNROLL
+  for (uint32_t j = 0; j < kPairs; ++j) {
+    const uint32_t p = first + j;
     const uint32_t* w = reinterpret_cast<const uint32_t*>(rows + g * row_bytes + p * kPairBytes);
     const uint32_t last = w[5 + t];
     const uint32_t high = t == 3 ? BytePermute(w[0], last, 0x5432u) : last;
@@ -61,8 +64,38 @@ LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActFo
       const uint8_t* pair = rows + (2 * t + i) * row_bytes + p * kPairBytes;
       const float of_even = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair));
       const float of_odd = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair + kBlockBytes));
-      sum[i] = Add(sum[i], Mul(even[i], Mul(of_even, scales[2 * p])));
-      sum[i] = Add(sum[i], Mul(odd[i], Mul(of_odd, scales[2 * p + 1])));
+      sum[i] = Add(sum[i], Mul(even[i], Mul(of_even, scales[2 * j])));
+      sum[i] = Add(sum[i], Mul(odd[i], Mul(of_odd, scales[2 * j + 1])));
+    }
+  }
+}
+LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActForm& form,
+                            uint32_t act, uint32_t pairs, float (&sum)[2]) {
+  constexpr uint32_t kPairs = 5;  // 320 columns, the rank of hyper-connections
+  sum[0] = sum[1] = 0.0f;
+  uint32_t p = 0;
+  LODE_NO_UNROLL
+  for (; p + kPairs <= pairs; p += kPairs) AddPairs<kPairs>(rows, row_bytes, form, act, p, sum);
+  LODE_NO_UNROLL
+  for (; p < pairs; ++p) AddPairs<1>(rows, row_bytes, form, act, p, sum);
+}
+
+// u = silu(x / streams) of all rows.
+LODE_DEVICE void SiluOfInput(const NarrowProduct& p, float inverse, float* u) {
+  using namespace canonical;
+  constexpr uint32_t kAhead = 4;  // loads in flight: 1,280 values at four rows are one round
+  const uint32_t n = p.n_rows * p.columns;
+  for (uint32_t first = ThreadId(); first < n; first += kAhead * ThreadCount()) {
+    float x[kAhead];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t i = first + j * ThreadCount();
+      x[j] = i < n ? p.x[i] : 0.0f;
+    }
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t i = first + j * ThreadCount();
+      if (i < n) u[i] = Silu(Mul(x[j], inverse));
     }
   }
 }
@@ -81,20 +114,22 @@ LODE_DEVICE Word2 NormedPair(const NarrowProduct& p, uint32_t first, uint32_t ac
       p.normed + (static_cast<size_t>(act) * p.streams + at.stream) * p.rows + first + at.column);
 }
 
-// The streams' gated values become the mix and its form.
+// The streams' gated values become the mix and its form: a warp has the columns of one row.
 LODE_DEVICE void MixGated(const NarrowProduct& p, const float* gated, uint32_t first, float inverse,
                           float* mixed) {
   using namespace canonical;
-  const uint32_t n = p.n_rows * kNarrowRows;
-  for (uint32_t i = ThreadId(); i < n; i += ThreadCount()) {
+  const uint32_t n = p.n_rows * kNarrowRows, lane = ThreadId() % 32;
+  for (uint32_t row = ThreadId() / 32; row < p.n_rows; row += ThreadCount() / 32) {
+    const uint32_t i = row * kNarrowRows + lane;
     float x = gated[i];
     for (uint32_t s = 1; s < p.streams; ++s) x = Add(x, gated[s * n + i]);
     mixed[i] = Mul(x, inverse);
-    p.y[static_cast<size_t>(i / kNarrowRows) * p.rows + first + i % kNarrowRows] = mixed[i];
+    p.y[static_cast<size_t>(row) * p.rows + first + lane] = mixed[i];
+    SyncWarp();
+    FinishMixedRow(p, mixed + row * kNarrowRows, row, lane * kLaneColumns, lane < 4, first);
   }
-  SyncBlock();
-  FinishMix(p, mixed, first);
 }
+static_assert(kNarrowRows == 32);
 
 template <class F>
 LODE_KERNEL(kProductThreadsMax)
@@ -123,13 +158,12 @@ TensorNarrowKernel(NarrowProduct p) {
   const uint32_t warp = ThreadId() / 32, g = ThreadId() % 32 / 4;
   const uint32_t act = g < p.n_rows ? g : p.n_rows - 1;  // lanes beyond the last row repeat it
   WaitForPrevious();
-  if (BlockX() == 0) NarrowGates(p, inverse);
+  NarrowGates(p);
   const uint32_t tiles = l.parts * kNarrowTiles;
   Word2 normed = {0, 0};
   if (p.streams != 0 && warp < tiles) normed = NormedPair(p, first, act, PlaceOf(warp));
   if (p.streams != 0) {
-    for (uint32_t i = ThreadId(); i < p.n_rows * p.columns; i += ThreadCount())
-      u[i] = Silu(Mul(p.x[i], inverse));
+    SiluOfInput(p, inverse, u);
     SyncBlock();
   }
   QuantizeNarrow(p, p.streams != 0 ? u : p.x, form, inverse);
