@@ -68,17 +68,18 @@ LODE_FN uint32_t QueryHeads(const AttentionShape& s) {
   return group < fit ? group : fit;
 }
 
-// q . k of kScoreHeads heads with a warp's two cells; heads beyond `heads` repeat the last. Lane h
-// + kScoreHeads * c writes the score of head h with cell c < cells.
+// q . k of kScoreHeads heads with a warp's two cells; heads beyond `heads` repeat the last. Four
+// lanes get the score of a head with a cell, one of them writes it.
 template <uint32_t kLaneDims>
 LODE_DEVICE void CellScores(const float* q, uint32_t heads, uint32_t dim, uint32_t cells,
                             const float (&k)[kWarpCells][kLaneDims], float scale, float* out,
                             uint32_t out_stride) {
   using namespace canonical;
   const uint32_t lane = ThreadId() % 32;
-  float p[kScoreHeads][kWarpCells];
+  static_assert(kScoreHeads * kWarpCells == 8);
+  float p[8];  // [head][cell]
   LODE_UNROLL
-  for (uint32_t h = 0; h < kScoreHeads; ++h) p[h][0] = p[h][1] = 0.0f;
+  for (uint32_t i = 0; i < 8; ++i) p[i] = 0.0f;
   LODE_UNROLL
   for (uint32_t j = 0; j < kLaneDims; ++j) {
     if (32 * j + lane >= dim) continue;
@@ -86,18 +87,13 @@ LODE_DEVICE void CellScores(const float* q, uint32_t heads, uint32_t dim, uint32
     for (uint32_t h = 0; h < kScoreHeads; ++h) {
       const float value = q[(h < heads ? h : heads - 1) * dim + 32 * j + lane];
       LODE_UNROLL
-      for (uint32_t c = 0; c < kWarpCells; ++c) p[h][c] = Fma(value, k[c][j], p[h][c]);
+      for (uint32_t c = 0; c < kWarpCells; ++c)
+        p[h * kWarpCells + c] = Fma(value, k[c][j], p[h * kWarpCells + c]);
     }
   }
-  LODE_UNROLL
-  for (uint32_t h = 0; h < kScoreHeads; ++h) {
-    LODE_UNROLL
-    for (uint32_t c = 0; c < kWarpCells; ++c) {
-      const float sum = JoinLanes(p[h][c]);
-      if (lane == h + kScoreHeads * c && h < heads && c < cells)
-        out[h * out_stride + c] = Mul(sum, scale);
-    }
-  }
+  const float sum = JoinEight(p);
+  const uint32_t h = lane / 4 / kWarpCells, c = lane / 4 % kWarpCells;
+  if (lane % 4 == 0 && h < heads && c < cells) out[h * out_stride + c] = Mul(sum, scale);
 }
 
 // Scores of a quarter of a chunk under all query heads of one KV head: a warp has two cells in
@@ -175,7 +171,9 @@ AttendSumsKernel(AttendLaunch a) {
   WaitForPrevious();
   using namespace canonical;
   LODE_SHARED ChunkCells cells;
-  LODE_SHARED float e[kSumHeads][kAttendChunk];
+  LODE_SHARED Word4 weights[kAttendChunk];  // of kSumHeads heads with a cell, side by side
+  static_assert(kSumHeads * sizeof(float) == sizeof(Word4));
+  float* const e = reinterpret_cast<float*>(weights);
   const AttentionShape& s = a.shape;
   const uint32_t group = s.heads / s.kv_heads, sets = (group + kSumHeads - 1) / kSumHeads;
   const uint32_t chunk = BlockX(), kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
@@ -191,8 +189,9 @@ AttendSumsKernel(AttendLaunch a) {
     const float top = TopScore(scores, all);
     float p = 0;
     for (uint32_t i = lane; i < n; i += 32) {
-      e[g][i] = Exp(Sub(scores[first + i], top));
-      p = Add(p, e[g][i]);
+      const float weight = Exp(Sub(scores[first + i], top));
+      e[i * kSumHeads + g] = weight;
+      p = Add(p, weight);
     }
     const float total = JoinLanes(p);
     if (lane == 0) a.chunk_total[head * ChunksOf(a) + chunk] = total;
@@ -214,10 +213,11 @@ AttendSumsKernel(AttendLaunch a) {
     LODE_UNROLL
     for (uint32_t i = 0; i < kAhead; ++i) {
       if (base + i >= n) continue;
+      // Heads that do not exist have whatever is there; nobody asks for their sums.
+      const Word4 w = weights[base + i];
+      const uint32_t of[kSumHeads] = {w.x, w.y, w.z, w.w};
       LODE_UNROLL
-      for (uint32_t g = 0; g < kSumHeads; ++g) {
-        if (g < heads) sum[g] = Fma(e[g][base + i], v[i], sum[g]);
-      }
+      for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = Fma(FromBits(of[g]), v[i], sum[g]);
     }
   }
   LODE_UNROLL
