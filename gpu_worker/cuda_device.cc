@@ -147,6 +147,7 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   s.attended = rows_of(c.heads * c.head_dim);
   s.block_scores = rows_of(blocks_max);
   s.cells = words(cells_max * kWindowRowsMax), s.n_cells = words(kWindowRowsMax);
+  s.arrived = words(kWindowRowsMax);
   s.scores = rows_of(cells_max * c.heads);
   s.chunk_total = rows_of(size_t{chunks} * c.heads);
   s.chunk_sum = rows_of(size_t{chunks} * c.heads * c.head_dim);

@@ -45,7 +45,7 @@ struct CudaDevice::Impl {
     uint32_t* finished;
     float *inv_freq, *sin, *cos;
     float *q, *k, *v, *index_q, *index_k, *attended, *block_scores;
-    uint32_t *cells, *n_cells;
+    uint32_t *cells, *n_cells, *arrived;
     float *scores, *chunk_total, *chunk_sum;
     float *router_logits, *shared_gate, *shared_up, *shared_inject;
     float *expert_hidden, *expert_up;

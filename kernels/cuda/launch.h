@@ -287,6 +287,7 @@ struct AttentionSelectArgs {
   uint32_t* cells = nullptr;  // [row][cells_max]
   uint32_t cells_max = 0;
   uint32_t* n_cells = nullptr;  // [row]
+  uint32_t* arrived = nullptr;  // [row], zeros: counts blocks, is zero again at the end
   const WindowBlock* window = nullptr;
 };
 void LaunchAttentionSelect(CUstream_st* stream, const AttentionSelectArgs& args, uint32_t n_rows,
