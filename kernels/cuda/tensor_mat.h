@@ -254,7 +254,8 @@ TensorRing ChooseRing(uint32_t tiles, uint32_t segments, uint32_t* warps) {
   const int deep = env == nullptr ? 1 : std::atoi(env);
   if (deep == 0 || tiles < 2 * multiprocessors || segments % 4 != 0) return {};
   *warps = 4;
-  if (deep == 1) return {&TensorMatKernel<F, 8, 2, 1>, 16};
+  if (deep == 1) return {&TensorMatKernel<F, 8, 2, 2>, 16};
+  if (deep == 6) return {&TensorMatKernel<F, 8, 2, 1>, 16};
   if (deep == 2) return {&TensorMatKernel<F, 16, 1, 1>, 16};
   if (deep == 3) return {&TensorMatKernel<F, 4, 4, 1>, 16};
   if (deep == 4) return {&TensorMatKernel<F, 4, 2, 1>, 8};

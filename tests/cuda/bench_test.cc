@@ -311,11 +311,12 @@ TEST_F(CudaBench, StagesOfALayer) {
         for (std::string v = variants == nullptr ? "" : variants; !v.empty();) {
           const std::string one = v.substr(0, v.find(';'));
           v = v.find(';') == std::string::npos ? "" : v.substr(v.find(';') + 1);
-          int deep = 1, early = 1;
-          std::sscanf(one.c_str(), "%d,%d", &deep, &early);
+          int deep = 1, early = 1, mix = 0;
+          std::sscanf(one.c_str(), "%d,%d,%d", &deep, &early, &mix);
+          if (mix != 0) setenv("LODE_DENSE_MIX", "1", 1); else unsetenv("LODE_DENSE_MIX");
           setenv("LODE_DENSE_DEEP", std::to_string(deep).c_str(), 1);
           setenv("LODE_DENSE_EARLY", std::to_string(early).c_str(), 1);
-          std::printf("time: variant deep %d early %d\n", deep, early);
+          std::printf("time: variant deep %d early %d mix %d\n", deep, early, mix);
           stages.All();
         }
         if (variants == nullptr) stages.All();
