@@ -4,6 +4,7 @@
 // order, one division, output gate. Formulas and orders: docs/design/arithmetic.md. Called by
 // gpu_worker/cuda_device_mixers.cc. Bound: instructions per (cell, head) of the scores; a chunk's
 // cells are read once for all query heads that share them.
+#include <cstdlib>
 #include "kernels/cuda/cells.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/reduce.h"
@@ -111,42 +112,49 @@ AttendScoresKernel(AttendLaunch a) {
   LODE_SHARED ChunkCells cells;
   float* q = reinterpret_cast<float*>(DynamicShared());
   const AttentionShape& s = a.shape;
-  const uint32_t kv_head = BlockY(), row = BlockZ(), first = BlockX() * kScoreCells;
+  const uint32_t kv_head = BlockY(), row = BlockZ(), begin = BlockX() * kScoreCells;
   const uint32_t all = a.n_cells[row], lane = ThreadId() % 32;
-  if (first >= all) return;
-  const uint32_t n = all - first < kScoreCells ? all - first : kScoreCells;
   const uint32_t group = s.heads / s.kv_heads, fit = QueryHeads(s);
   const float scale = InvSqrt(static_cast<float>(static_cast<int32_t>(s.dim)));
   const size_t head_of_group = static_cast<size_t>(row) * s.heads + kv_head * group;
   const uint32_t mine = ThreadId() / 32 * kWarpCells;
-  const uint32_t warp_cells = mine < n ? (n - mine < kWarpCells ? n - mine : kWarpCells) : 0;
-  float k[kWarpCells][kLaneDims];
-  for (uint32_t base = 0; base < group; base += fit) {
-    const uint32_t heads = group - base < fit ? group - base : fit;
-    if (base != 0) SyncBlock();
-    for (uint32_t h = ThreadId() / 32; h < heads; h += kWarps) {
-      const float* from = a.q + (head_of_group + base + h) * 2 * s.dim;
-      for (uint32_t i = 4 * lane; i < s.dim; i += 4 * 32) CopyAhead16(q + h * s.dim + i, from + i);
-    }
-    if (base == 0) LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
-    WaitForCopies();
-    SyncBlock();
-    if (warp_cells == 0) continue;
-    if (base == 0) {
-      LODE_UNROLL
-      for (uint32_t c = 0; c < kWarpCells; ++c) {
-        const uint32_t i = c < warp_cells ? mine + c : mine;
-        LODE_UNROLL
-        for (uint32_t j = 0; j < kLaneDims; ++j)
-          k[c][j] = 32 * j + lane < s.dim ? CellValue<kType>(a.cache.pool + cells.at[i],
-                                                             cells.scale[i], 32 * j + lane)
-                                          : 0.0f;
+  // Mostly all heads fit: then the queries are fetched once for all parts of the block.
+  LODE_NO_UNROLL
+  for (uint32_t first = begin; first < all; first += GridX() * kScoreCells) {
+    const uint32_t n = all - first < kScoreCells ? all - first : kScoreCells;
+    const uint32_t warp_cells = mine < n ? (n - mine < kWarpCells ? n - mine : kWarpCells) : 0;
+    float k[kWarpCells][kLaneDims];
+    LODE_NO_UNROLL
+    for (uint32_t base = 0; base < group; base += fit) {
+      const uint32_t heads = group - base < fit ? group - base : fit;
+      if (base != 0 || first != begin) SyncBlock();
+      if (first == begin || group > fit) {
+        for (uint32_t h = ThreadId() / 32; h < heads; h += kWarps) {
+          const float* from = a.q + (head_of_group + base + h) * 2 * s.dim;
+          for (uint32_t i = 4 * lane; i < s.dim; i += 4 * 32)
+            CopyAhead16(q + h * s.dim + i, from + i);
+        }
       }
+      if (base == 0) LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
+      WaitForCopies();
+      SyncBlock();
+      if (warp_cells == 0) continue;
+      if (base == 0) {
+        LODE_UNROLL
+        for (uint32_t c = 0; c < kWarpCells; ++c) {
+          const uint32_t i = c < warp_cells ? mine + c : mine;
+          LODE_UNROLL
+          for (uint32_t j = 0; j < kLaneDims; ++j)
+            k[c][j] = 32 * j + lane < s.dim ? CellValue<kType>(a.cache.pool + cells.at[i],
+                                                               cells.scale[i], 32 * j + lane)
+                                            : 0.0f;
+        }
+      }
+      for (uint32_t g = 0; g < heads; g += kScoreHeads)
+        CellScores<kLaneDims>(
+            q + g * s.dim, heads - g < kScoreHeads ? heads - g : kScoreHeads, s.dim, warp_cells, k,
+            scale, a.scores + (head_of_group + base + g) * a.cells_max + first + mine, a.cells_max);
     }
-    for (uint32_t g = 0; g < heads; g += kScoreHeads)
-      CellScores<kLaneDims>(
-          q + g * s.dim, heads - g < kScoreHeads ? heads - g : kScoreHeads, s.dim, warp_cells, k,
-          scale, a.scores + (head_of_group + base + g) * a.cells_max + first + mine, a.cells_max);
   }
 }
 
@@ -180,17 +188,26 @@ AttendSumsKernel(AttendLaunch a) {
   float* const e = reinterpret_cast<float*>(weights);
   const AttentionShape& s = a.shape;
   const uint32_t group = s.heads / s.kv_heads, sets = (group + kSumHeads - 1) / kSumHeads;
-  const uint32_t chunk = BlockX(), kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
-  const uint32_t row = BlockZ(), lane = ThreadId() % 32;
-  const uint32_t first = chunk * kAttendChunk, all = a.n_cells[row];
-  if (first >= all) return;
-  const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
+  const uint32_t kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
+  const uint32_t row = BlockZ(), lane = ThreadId() % 32, all = a.n_cells[row];
   const uint32_t heads = group - g0 < kSumHeads ? group - g0 : kSumHeads;
+  LODE_SHARED float tops[kSumHeads];
+  LODE_NO_UNROLL
+  for (uint32_t chunk = BlockX(); chunk * kAttendChunk < all; chunk += GridX()) {
+  const uint32_t first = chunk * kAttendChunk;
+  const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
+  if (chunk != BlockX()) SyncBlock();  // the last chunk's weights have been read
   LocateCells(a, row, kv_head, first, n, a.cache.v_scales, &cells);
   for (uint32_t g = ThreadId() / 32; g < heads; g += ThreadCount() / 32) {
     const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g0 + g;
     const float* scores = a.scores + head * a.cells_max;
-    const float top = TopScore(scores, all);
+    float top;
+    if (chunk == BlockX()) {
+      top = TopScore(scores, all);
+      if (lane == 0) tops[g] = top;
+    } else {
+      top = tops[g];
+    }
     float p = 0;
     for (uint32_t i = lane; i < n; i += 32) {
       const float weight = Exp(Sub(scores[first + i], top));
@@ -202,7 +219,7 @@ AttendSumsKernel(AttendLaunch a) {
   }
   SyncBlock();
   const uint32_t d = ThreadId();
-  if (d >= s.dim) return;
+  if (d >= s.dim) continue;
   float sum[kSumHeads];
   LODE_UNROLL
   for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = 0.0f;
@@ -228,6 +245,7 @@ AttendSumsKernel(AttendLaunch a) {
   for (uint32_t g = 0; g < kSumHeads; ++g) {
     if (g < heads)
       a.chunk_sum[ChunkAt(a, row, kv_head * group + g0 + g, chunk) * s.dim + d] = sum[g];
+  }
   }
 }
 
@@ -278,13 +296,19 @@ template <KvType kType>
 void LaunchScoresAndSums(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
   const uint32_t chunks = (args.cells_max + kAttendChunk - 1) / kAttendChunk;
-  LaunchAhead(stream, {chunks * kChunkParts, s.kv_heads, n_rows}, kThreads,
+  const char* env = std::getenv("LODE_DENSE_GRID");
+  const uint32_t per = env == nullptr ? 2 : static_cast<uint32_t>(std::atoi(env));
+  const auto most = [&](uint32_t want, uint32_t times) {
+    const uint32_t fit = (per * multiprocessors + times - 1) / times;
+    return want < fit ? want : fit;
+  };
+  LaunchAhead(stream, {most(chunks * kChunkParts, s.kv_heads * n_rows), s.kv_heads, n_rows}, kThreads,
               sizeof(float) * QueryHeads(s) * s.dim,
               s.dim <= 32 * kShortDims ? &AttendScoresKernel<kType, kShortDims>
                                        : &AttendScoresKernel<kType, kLongDims>,
               args);
   const uint32_t sets = (s.heads / s.kv_heads + kSumHeads - 1) / kSumHeads;
-  LaunchAhead(stream, {chunks, s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0,
+  LaunchAhead(stream, {most(chunks, s.kv_heads * sets * n_rows), s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0,
               &AttendSumsKernel<kType>, args);
 }
 

@@ -306,20 +306,24 @@ TEST_F(CudaBench, StagesOfALayer) {
         cuda::launches_overlap = overlap;  // where the card cannot, nothing changes
         std::printf("time: pack %s, %u rows at position 1000, launches %s\n", pack, rows,
                     overlap ? "overlap" : "one after the other");
-        Stages stages(**engine, rows, 1000);
         const char* variants = std::getenv("LODE_DENSE_VARIANTS");
         for (std::string v = variants == nullptr ? "" : variants; !v.empty();) {
           const std::string one = v.substr(0, v.find(';'));
           v = v.find(';') == std::string::npos ? "" : v.substr(v.find(';') + 1);
-          int deep = 1, early = 1, mix = 0;
-          std::sscanf(one.c_str(), "%d,%d,%d", &deep, &early, &mix);
+          int deep = 1, early = 1, mix = 0, grid = 2, position = 1000;
+          std::sscanf(one.c_str(), "%d,%d,%d,%d,%d", &deep, &early, &mix, &grid, &position);
+          setenv("LODE_DENSE_GRID", std::to_string(grid).c_str(), 1);
           if (mix != 0) setenv("LODE_DENSE_MIX", "1", 1); else unsetenv("LODE_DENSE_MIX");
           setenv("LODE_DENSE_DEEP", std::to_string(deep).c_str(), 1);
           setenv("LODE_DENSE_EARLY", std::to_string(early).c_str(), 1);
-          std::printf("time: variant deep %d early %d mix %d\n", deep, early, mix);
+          std::printf("time: variant deep %d early %d mix %d grid %d position %d\n", deep, early, mix, grid, position);
+          Stages stages(**engine, rows, position);
           stages.All();
         }
-        if (variants == nullptr) stages.All();
+        if (variants == nullptr) {
+          Stages stages(**engine, rows, 1000);
+          stages.All();
+        }
       }
     }
   }
