@@ -230,7 +230,6 @@ WindowOutcome CudaDevice::FromWord(uint64_t key) {
            .detail = 0}};
 }
 WindowOutcome CudaDevice::Outcome() {
-  impl_->FlushGates();
   impl_->FlushWrite();
   EnqueueOutcome(impl_->outcome_word);
   cuda::Synchronize(impl_->stream);

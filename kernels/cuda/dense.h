@@ -177,6 +177,33 @@ LODE_FN NarrowLayout LayOutNarrow(const NarrowProduct& p) {
   return l;
 }
 
+// What a block of a narrow product works on: its rows, whose copies this starts, and where the
+// form of its input will lie in shared memory. Layout: NarrowLayout or TensorNarrowLayout.
+struct NarrowBlock {
+  uint32_t first;  // row of every stream
+  DenseTile tile;
+  ActForm form;
+};
+template <class Layout>
+LODE_DEVICE NarrowBlock BeginNarrow(const NarrowProduct& p, const Layout& l, uint8_t* shared) {
+  NarrowBlock b;
+  b.first = BlockX() * kNarrowRows;
+  const uint32_t left = p.rows - b.first;
+  b.tile = {.w = p.w + b.first * p.row_bytes,
+            .row_bytes = p.row_bytes,
+            .part_bytes = p.rows * p.row_bytes,
+            .parts = l.parts,
+            .part_rows = kNarrowRows,
+            .valid = left < kNarrowRows ? left : kNarrowRows};
+  StageTile(b.tile, shared);
+  b.form = {.base = shared + l.form,
+            .stride = l.form_stride,
+            .d_offset = l.d_offset,
+            .sum_offset = l.sum_offset,
+            .crumb_offset = 0};
+  return b;
+}
+
 // The gates that ride along, by the last threads of the first block.
 LODE_DEVICE void NarrowGates(const NarrowProduct& p) {
   const uint32_t i = ThreadCount() - 1 - ThreadId();
@@ -280,35 +307,24 @@ NarrowKernel(NarrowProduct p) {
   LetNextStart();
   const NarrowLayout l = LayOutNarrow<F>(p);
   uint8_t* shared = DynamicShared();
-  const uint32_t first = BlockX() * kNarrowRows, left = p.rows - first;
-  const DenseTile tile = {.w = p.w + first * p.row_bytes,
-                          .row_bytes = p.row_bytes,
-                          .part_bytes = p.rows * p.row_bytes,
-                          .parts = l.parts,
-                          .part_rows = kNarrowRows,
-                          .valid = left < kNarrowRows ? left : kNarrowRows};
-  StageTile(tile, shared);
-  const ActForm form = {.base = shared + l.form,
-                        .stride = l.form_stride,
-                        .d_offset = l.d_offset,
-                        .sum_offset = l.sum_offset,
-                        .crumb_offset = 0};
+  const NarrowBlock b = BeginNarrow(p, l, shared);
+  const uint32_t first = b.first;
   float* terms = reinterpret_cast<float*>(shared + l.terms);
   const float inverse = p.streams != 0 ? canonical::Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
   WaitForPrevious();
   NarrowGates(p);
   float normed[kMixStreams];
   if (p.streams != 0) LoadNormed(p, ThreadId(), first, 0, normed);
-  QuantizeNarrow(p, p.x, form, inverse);
+  QuantizeNarrow(p, p.x, b.form, inverse);
   WaitForCopies();
   SyncBlock();
-  DenseTerms<F, true>(tile, shared, form, nullptr, p.n_rows, p.columns, terms);
+  DenseTerms<F, true>(b.tile, shared, b.form, nullptr, p.n_rows, p.columns, terms);
   SyncBlock();
   if (p.streams != 0) {
     MixColumns<F>(p, terms, first, inverse, normed, reinterpret_cast<float*>(shared + l.mixed));
     return;
   }
-  DenseChains<F>(tile.valid, p.n_rows, p.columns, terms,
+  DenseChains<F>(b.tile.valid, p.n_rows, p.columns, terms,
                  [&](uint32_t row, uint32_t act, float value) {
                    p.y[static_cast<size_t>(act) * p.rows + first + row] = value;
                  });
