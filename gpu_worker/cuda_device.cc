@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "gpu_worker/cuda_device_impl.h"
 #include "kernels/canonical_trig.h"
@@ -216,7 +217,10 @@ void CudaDevice::BeginWindow(const StepParams& params) {
   impl_->x_source = nullptr;
   cuda::CopyAsync(impl_->block, impl_->staged, sizeof(cuda::WindowBlock), impl_->stream);
 }
-void CudaDevice::BeginLayer(uint32_t layer) { impl_->layer = layer; }
+void CudaDevice::BeginLayer(uint32_t layer) {
+  impl_->layer = layer;
+  impl_->reads = 0;
+}
 
 void CudaDevice::EnqueueOutcome(uint64_t* pinned_word) {
   cuda::CopyAsync(pinned_word, &impl_->block->not_finite, sizeof(uint64_t), impl_->stream);
@@ -265,10 +269,19 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   d.Wrote(x);
   Impl::Input normed = d.HcNorm(w, wide);
   normed.next_at_once = Early(1);
-  d.Mat({{&w.down, d.scratch.low}}, normed);
+  normed.rehearse =
+      Dry(2) && w.down.rows * w.down.row_bytes >= kWindowRowsMax * d.scratch.forms.stride;
+  const bool before_mixer = d.reads++ == 0;
+  if (w.inject != nullptr) d.due_gates = {w.inject, inject};
+  if (before_mixer) {
+    const Impl::DueGates due = std::exchange(d.due_gates, {});
+    d.Mat({{&w.down, d.scratch.low}}, normed);
+    d.due_gates = due;
+  } else {
+    d.Mat({{&w.down, d.scratch.low}}, normed);
+  }
   d.HcMix(w, x);
   d.x_source = x;
-  if (w.inject != nullptr) d.due_gates = {w.inject, inject};
   cuda::CheckLaunches("hyper-connection read");
 }
 
@@ -323,7 +336,8 @@ void CudaDevice::Impl::HcMix(const HcWeights& w, float* x) {
                         .streams = c.streams,
                         .normed = scratch.normed,
                         .form = Forms(scratch.x_forms, c.hidden, 1u << kForm).form[kForm],
-                        .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr)});
+                        .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr),
+                        .rehearse = Dry(4)});
   x_made = fused ? 1u << kForm : ~0u;
   if (!fused) HcMixApart(w, x);
 }
@@ -376,7 +390,8 @@ CudaDevice::Impl::Input CudaDevice::Impl::HcNorm(const HcWeights& w, const float
                       .hidden = c.hidden,
                       .eps = c.rms_eps,
                       .forms = normed.forms,
-                      .check = Check(cuda::LayerPart::kMixer)},
+                      .check = Check(cuda::LayerPart::kMixer),
+                      .rehearse = Dry(1)},
                      rows());
   return normed;
 }

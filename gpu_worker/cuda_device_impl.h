@@ -13,6 +13,10 @@
 
 namespace lode {
 
+inline bool Dry(int bit) {
+  const char* env = std::getenv("LODE_DENSE_DRY");
+  return ((env == nullptr ? 7 : std::atoi(env)) & bit) != 0;
+}
 inline bool Early(int bit) {
   const char* env = std::getenv("LODE_DENSE_EARLY");
   return ((env == nullptr ? 1 : std::atoi(env)) & bit) != 0;
@@ -30,7 +34,7 @@ struct CudaDevice::Impl {
     uint32_t columns = 0;
     cuda::ActForms forms;  // base null: not made
     bool checked = false;  // some kernel has looked for values that are not finite
-    bool next_at_once = false;  // see MatBatch
+    bool next_at_once = false, rehearse = false;  // see MatBatch
   };
   // A set of forms for rows of up to `columns_max` columns.
   struct FormBuffer {
@@ -132,6 +136,7 @@ struct CudaDevice::Impl {
   uint32_t x_made = 0;              // which of them: bit per form
   PendingWrite pending;
   DueGates due_gates;
+  uint32_t reads = 0;  // HcRead calls of this layer
   const DeltaWeights* mixing = nullptr;  // of DeltaInput, for the recurrence
   bool gated = false;                    // the recurrence's launch has made DeltaOutput's input
   size_t cells_max = 0, blocks_max = 0;

@@ -143,6 +143,7 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
   cuda::MatBatch batch = BatchOf(format, input, made.forms);
   batch.logits_only = logits_only ? block : nullptr;
   batch.next_at_once = input.next_at_once;
+  batch.rehearse = input.rehearse;
   uint32_t all_rows = 0;
   std::vector<const CudaMatJob*> rest;
   for (const CudaMatJob* job : jobs) {
@@ -208,13 +209,10 @@ bool CudaDevice::Impl::SwigluOfShared(const MoeWeights& w, const Input& input) {
                     Format::kF32,
                     0};
   batch.n_tasks = 3;
-  const bool gates = TakeGates(&batch);
-  const bool done = cuda::KernelsOf(gate.format)
-                        .swiglu(s(), batch,
-                                cuda::ChooseShape(gate.format, 2 * gate.rows, input.columns, rows(),
-                                                  card.multiprocessors));
-  if (done && gates) due_gates = {};
-  return done;
+  return cuda::KernelsOf(gate.format)
+      .swiglu(s(), batch,
+              cuda::ChooseShape(gate.format, 2 * gate.rows, input.columns, rows(),
+                                card.multiprocessors));
 }
 
 void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared) {

@@ -110,54 +110,51 @@ LODE_DEVICE void StoreIndexKey(const AttentionStoreArgs& a, uint32_t row, float*
   PutBack(reinterpret_cast<float*>(block + a.cache.index) + in_block * dim, x, dim);
 }
 
-// What a head meets on its way: the norm's weights, which are there before the launch ahead has
-// ended, and the row's rotation, asked for together with the head.
-struct HeadConstants {
-  float weight[kAttendHeadDimMax], sin[kAttendHeadDimMax / 2], cos[kAttendHeadDimMax / 2];
-};
-
-// One head of one row per block: query heads, index query heads, keys of KV heads, their values,
-// index key.
+// One head of one row per block: query heads, index query heads, KV heads (key and value), index
+// key.
 LODE_KERNEL(kThreads) AttentionStoreKernel(AttentionStoreArgs a) {
   LetNextStart();
+  WaitForPrevious();
   LODE_SHARED float x[kAttendHeadDimMax];
-  LODE_SHARED HeadConstants constants;
   LODE_SHARED float slot;
   LODE_SHARED uint32_t top;
   const AttentionShape& s = a.shape;
-  const uint32_t row = BlockY(), queries = s.heads + s.index_heads, unit = BlockX();
-  const bool index = unit >= s.heads && unit < queries, key = unit >= queries;
-  const uint32_t dim = index ? s.index_dim : s.dim;
-  const uint32_t kv_head = key ? (unit - queries) % s.kv_heads : 0;
-  const bool value = key && unit - queries >= s.kv_heads;
-  if (!value)
-    Fetch(constants.weight, index ? a.index_q_norm : (key ? a.k_norm : a.q_norm), dim);
-  WaitForPrevious();
-  if (unit == queries + 2 * s.kv_heads) {
-    StoreIndexKey(a, row, x, &slot);
-    return;
-  }
-  float* head = a.q + (static_cast<size_t>(row) * s.heads + unit) * 2 * dim;
-  if (index) head = a.index_q + (static_cast<size_t>(row) * s.index_heads + unit - s.heads) * dim;
-  if (key) head = (value ? a.v : a.k) + (static_cast<size_t>(row) * s.kv_heads + kv_head) * dim;
-  Fetch(x, head, dim);
-  if (!value) {
-    Fetch(constants.sin, a.rope.sin + static_cast<size_t>(row) * s.pairs, s.pairs);
-    Fetch(constants.cos, a.rope.cos + static_cast<size_t>(row) * s.pairs, s.pairs);
-    NormHead(x, constants.weight, dim, s.eps, &slot);
-    RotateHead(x, s.pairs, constants.sin, constants.cos);
-  }
-  if (!key) {
+  const uint32_t row = BlockY();
+  const float* sin = a.rope.sin + static_cast<size_t>(row) * s.pairs;
+  const float* cos = a.rope.cos + static_cast<size_t>(row) * s.pairs;
+  uint32_t unit = BlockX();
+  if (unit < s.heads + s.index_heads) {
+    const bool index = unit >= s.heads;
+    const uint32_t dim = index ? s.index_dim : s.dim;
+    float* head =
+        index ? a.index_q + (static_cast<size_t>(row) * s.index_heads + unit - s.heads) * dim
+              : a.q + (static_cast<size_t>(row) * s.heads + unit) * 2 * dim;
+    Fetch(x, head, dim);
+    NormHead(x, index ? a.index_q_norm : a.q_norm, dim, s.eps, &slot);
+    RotateHead(x, s.pairs, sin, cos);
     PutBack(head, x, dim);
     return;
   }
+  unit -= s.heads + s.index_heads;
+  if (unit == s.kv_heads) {
+    StoreIndexKey(a, row, x, &slot);
+    return;
+  }
   const StepRow& r = a.check.window->params.rows[row];
-  uint8_t* block = CellBlock(a.cache, a.check.window->params.seqs[r.seq].slot, r.position);
-  const size_t cell = static_cast<size_t>(kv_head) * kKvBlockCells + r.position % kKvBlockCells;
-  uint8_t* cells = block + (value ? a.cache.v : 0);
-  uint8_t* scales = block + (value ? a.cache.v_scales : a.cache.k_scales);
-  StoreCell(a, x, dim, cells + cell * a.cache.cell_bytes, reinterpret_cast<float*>(scales) + cell,
-            &top, row);
+  const uint32_t slot_of = a.check.window->params.seqs[r.seq].slot;
+  uint8_t* block = CellBlock(a.cache, slot_of, r.position);
+  const size_t cell = static_cast<size_t>(unit) * kKvBlockCells + r.position % kKvBlockCells;
+  const size_t at = (static_cast<size_t>(row) * s.kv_heads + unit) * s.dim;
+  Fetch(x, a.k + at, s.dim);
+  NormHead(x, a.k_norm, s.dim, s.eps, &slot);
+  RotateHead(x, s.pairs, sin, cos);
+  StoreCell(a, x, s.dim, block + cell * a.cache.cell_bytes,
+            reinterpret_cast<float*>(block + a.cache.k_scales) + cell, &top, row);
+  SyncBlock();
+  Fetch(x, a.v + at, s.dim);
+  SyncBlock();
+  StoreCell(a, x, s.dim, block + a.cache.v + cell * a.cache.cell_bytes,
+            reinterpret_cast<float*>(block + a.cache.v_scales) + cell, &top, row);
 }
 
 // ---- select
@@ -308,7 +305,7 @@ LODE_KERNEL(kSelectThreads) SelectKernel(AttentionSelectArgs a) {
 
 void LaunchAttentionStore(CUstream_st* stream, const AttentionStoreArgs& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
-  LaunchAhead(stream, {s.heads + s.index_heads + 2 * s.kv_heads + 1, n_rows}, kThreads, 0,
+  LaunchAhead(stream, {s.heads + s.index_heads + s.kv_heads + 1, n_rows}, kThreads, 0,
               &AttentionStoreKernel, args);
 }
 

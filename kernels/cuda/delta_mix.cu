@@ -7,7 +7,6 @@
 // read and worked off before the launch ahead has ended. Same operations in the same order as
 // delta.cu, which other shapes take. Formulas and the replay rule: docs/design/model.md. Bound: the
 // dependent chain of a step, about half a microsecond a row.
-#include <cstdlib>
 #include "kernels/cuda/delta_mix.h"
 #include "kernels/cuda/delta_steps.h"
 #include "kernels/cuda/quantize.h"
@@ -208,8 +207,8 @@ LODE_DEVICE void GateRow(const DeltaGateArgs& a, const RowGate<kDim>& gate, uint
   FinishColumns(a.forms, a.check, {row, head * kDim + column, inside}, row, eight);
 }
 
-template <uint32_t kDim, uint32_t kFit>
-LODE_KERNEL_FITTING(kDim* kLanesPerColumn, kFit)
+template <uint32_t kDim>
+LODE_KERNEL(kDim* kLanesPerColumn)
 DeltaMixKernel(DeltaMixArgs a) {
   LetNextStart();
   constexpr uint32_t kJ = kDim / kLanesPerColumn;
@@ -312,9 +311,8 @@ template <uint32_t kDim>
 bool LaunchMixOf(CUstream_st* stream, const DeltaMixArgs& args, uint32_t n_seqs) {
   static_assert(kDim * kLanesPerColumn / 32 >= kWindowRowsMax && kDim % 64 == 0);
   if (args.step.shape.dim != kDim) return false;
-  const char* env = std::getenv("LODE_DENSE_MIX");
   LaunchAhead(stream, {args.step.shape.value_heads, n_seqs}, kDim * kLanesPerColumn, 0,
-              env != nullptr ? &DeltaMixKernel<kDim, 2> : &DeltaMixKernel<kDim, 1>, args);
+              &DeltaMixKernel<kDim>, args);
   return true;
 }
 

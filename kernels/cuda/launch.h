@@ -30,6 +30,11 @@ struct CheckArgs {
   bool logits_only = false;
 };
 
+// Kernels that are told to rehearse do everything twice, first before the launch ahead has ended and
+// with constants for activations, of which nothing is kept: then their code is on the multiprocessor
+// when it counts. A layer's weights drive all code out of the caches before its next turn, and a
+// block that runs once waits for every line of it: several microseconds.
+
 // ---- products
 // How a product is cut: any valid shape gives the same bits. ChooseShape knows which is fast.
 struct ProductShape {
@@ -68,6 +73,8 @@ struct MatBatch {
   bool swiglu = false;
   // The launch behind it may start its blocks at once: this one leaves it room.
   bool next_at_once = false;
+  // Staged rows: see above. The last matrix must have as many bytes as the form of all rows.
+  bool rehearse = false;
 };
 
 // A product of a matrix with few columns, whose input every block quantises for itself: no launch
@@ -89,6 +96,7 @@ struct NarrowProduct {
   CheckArgs y_check = {};
   // One gate per row rides along: sigmoid of what is there. Null: none.
   float* gates = nullptr;  // [row]
+  bool rehearse = false;
 };
 
 struct DequantRows {
@@ -169,6 +177,7 @@ struct HcNormArgs {
   float eps = 0;
   ActForms forms;  // of normed; only when hidden is a multiple of 256
   CheckArgs check;
+  bool rehearse = false;
 };
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows);
 

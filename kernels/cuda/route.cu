@@ -11,22 +11,14 @@ namespace lode::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-LODE_FN uint32_t CeilDiv(uint32_t n, uint32_t d) { return (n + d - 1) / d; }
 
-// ---- logits: a warp has the weights of two experts in registers, lane l those of partial l: what
-// bounds this kernel are reads of x in shared memory, and two experts share them
-constexpr uint32_t kRouterThreads = 128;
-constexpr uint32_t kRouterWarps = kRouterThreads / 32;
-constexpr uint32_t kWarpExperts = 2;
-constexpr uint32_t kRouterRows = kRouterWarps * kWarpExperts;  // experts of a block
-constexpr uint32_t kFewRows = 4;  // up to so many rows, a block has two of them, else four
-constexpr uint32_t kRouterActs = 2;  // rows that a warp multiplies at a time
+// ---- logits: a warp has one expert's weights in registers, lane l those of partial l
+constexpr uint32_t kRouterWarps = kThreads / 32;
+constexpr uint32_t kRouterRows = 4;  // experts of a block; its two halves share out the rows
+constexpr uint32_t kRouterActs = 4;  // rows of the window in shared memory at a time
+constexpr uint32_t kRouterHalf = kRouterActs / (kRouterWarps / kRouterRows);  // of one warp
 constexpr uint32_t kLaneWeights = kRouterColumnsMax / 32;
-constexpr uint32_t kFormColumns = kRouterThreads * kLaneColumns;  // of a block that makes forms
-
-LODE_FN uint32_t RouterActs(uint32_t n_rows) {
-  return n_rows <= kFewRows ? kRouterActs : 2 * kRouterActs;
-}
+static_assert(kRouterWarps == 2 * kRouterRows && kRouterHalf == 2);
 
 template <class F>
 LODE_DEVICE void LoadWeights(const uint8_t* row, uint32_t n, float (&w)[kLaneWeights]) {
@@ -35,75 +27,63 @@ LODE_DEVICE void LoadWeights(const uint8_t* row, uint32_t n, float (&w)[kLaneWei
     w[j] = j < n ? F::Weight(row + (32 * j + ThreadId() % 32) * F::kBytes, 0) : 0.0f;
 }
 
-// Columns BlockY() of one row: the forms that are missing.
-LODE_DEVICE void MakeForms(const RouterArgs& a, uint32_t row, uint32_t first) {
-  const uint32_t at = first + ThreadId() * kLaneColumns;
-  const Eight x = LoadEight(a.x + static_cast<size_t>(row) * a.columns + at,
-                            at < a.columns ? a.columns - at : 0, a.columns % kLaneColumns == 0);
-  FinishColumns(a.forms, a.check, {row, at, at < a.columns}, row, x.v);
-}
-
-// Logits of kRouterRows experts for RouterActs rows; behind the last of these blocks those that
-// make forms.
-LODE_KERNEL(kRouterThreads) RouterKernel(RouterArgs a, uint32_t n_rows) {
+// Logits of kRouterRows experts; behind the last of these blocks, one per row that makes forms.
+LODE_KERNEL(kThreads) RouterKernel(RouterArgs a, uint32_t n_rows) {
   LetNextStart();
   using namespace canonical;
   const uint32_t logit_blocks = (a.experts + kRouterRows - 1) / kRouterRows;
-  const uint32_t warp = ThreadId() / 32, lane = ThreadId() % 32, n = a.columns / 32;
-  const uint32_t each = RouterActs(n_rows);
+  const uint32_t warp = ThreadId() / 32, lane = ThreadId() % 32;
   if (BlockX() >= logit_blocks) {
     WaitForPrevious();
-    const uint32_t first = (BlockX() - logit_blocks) * kFormColumns;
-    for (uint32_t r = BlockY() * each; r < n_rows && r < (BlockY() + 1) * each; ++r)
-      MakeForms(a, r, first);
+    const uint32_t row = BlockX() - logit_blocks;
+    const float* x = a.x + static_cast<size_t>(row) * a.columns;
+    for (uint32_t base = warp * kWarpColumns; base < a.columns; base += kThreads * kLaneColumns) {
+      const uint32_t at = base + lane * kLaneColumns;
+      float v[kLaneColumns];
+      LODE_UNROLL
+      for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = at + i < a.columns ? x[at + i] : 0.0f;
+      FinishColumns(a.forms, a.check, {row, at, at < a.columns}, row, v);
+    }
     return;
   }
   float* x = reinterpret_cast<float*>(DynamicShared());
-  const uint32_t expert = BlockX() * kRouterRows + warp * kWarpExperts;
-  float w[kWarpExperts][kLaneWeights];
-  LODE_UNROLL
-  for (uint32_t e = 0; e < kWarpExperts; ++e) {
-    const uint32_t of = expert + e < a.experts ? expert + e : a.experts - 1;
-    const uint8_t* row = a.w + of * a.row_bytes;
-    if (a.format == Format::kF32) {
-      LoadWeights<decode::F32>(row, n, w[e]);
-    } else if (a.format == Format::kF16) {
-      LoadWeights<decode::F16>(row, n, w[e]);
-    } else {
-      LoadWeights<decode::BF16>(row, n, w[e]);
-    }
+  const uint32_t expert = BlockX() * kRouterRows + warp % kRouterRows, n = a.columns / 32;
+  const uint8_t* row = a.w + (expert < a.experts ? expert : a.experts - 1) * a.row_bytes;
+  float w[kLaneWeights];
+  if (a.format == Format::kF32) {
+    LoadWeights<decode::F32>(row, n, w);
+  } else if (a.format == Format::kF16) {
+    LoadWeights<decode::F16>(row, n, w);
+  } else {
+    LoadWeights<decode::BF16>(row, n, w);
   }
-  const uint32_t first = BlockY() * each, left = n_rows - first;
-  const uint32_t acts = left < each ? left : each;
   WaitForPrevious();
-  for (uint32_t i = 4 * ThreadId(); i < acts * a.columns; i += 4 * kRouterThreads)
-    CopyAhead16(x + i, a.x + static_cast<size_t>(first) * a.columns + i);
-  WaitForCopies();
-  SyncBlock();
-  LODE_NO_UNROLL
-  for (uint32_t r = 0; r < acts; r += kRouterActs) {
+  for (uint32_t first = 0; first < n_rows; first += kRouterActs) {
+    const uint32_t acts = n_rows - first < kRouterActs ? n_rows - first : kRouterActs;
+    if (first != 0) SyncBlock();
+    for (uint32_t i = 4 * ThreadId(); i < acts * a.columns; i += 4 * kThreads)
+      CopyAhead16(x + i, a.x + static_cast<size_t>(first) * a.columns + i);
+    WaitForCopies();
+    SyncBlock();
+    const uint32_t mine = warp / kRouterRows * kRouterHalf;
+    if (mine >= acts) continue;  // whole warps
     // A second row that is not there repeats the first.
-    const float* x0 = x + r * a.columns + lane;
-    const float* x1 = r + 1 < acts ? x0 + a.columns : x0;
-    float p[kWarpExperts][kRouterActs] = {};
+    const float* x0 = x + mine * a.columns + lane;
+    const float* x1 = mine + 1 < acts ? x0 + a.columns : x0;
+    float p0 = 0, p1 = 0;
     LODE_UNROLL
     for (uint32_t j = 0; j < kLaneWeights; ++j) {
-      if (j >= n) continue;
-      const float v0 = x0[32 * j], v1 = x1[32 * j];
-      LODE_UNROLL
-      for (uint32_t e = 0; e < kWarpExperts; ++e) {
-        p[e][0] = Fma(w[e][j], v0, p[e][0]);
-        p[e][1] = Fma(w[e][j], v1, p[e][1]);
+      if (j < n) {
+        p0 = Fma(w[j], x0[32 * j], p0);
+        p1 = Fma(w[j], x1[32 * j], p1);
       }
     }
-    LODE_UNROLL
-    for (uint32_t e = 0; e < kWarpExperts; ++e) {
-      const float y0 = JoinLanes(p[e][0]), y1 = JoinLanes(p[e][1]);
-      if (lane != 0 || expert + e >= a.experts) continue;
-      float* out = a.logits + static_cast<size_t>(first + r) * a.experts + expert + e;
-      out[0] = y0;
-      if (r + 1 < acts) out[a.experts] = y1;
-    }
+    p0 = JoinLanes(p0);
+    p1 = JoinLanes(p1);
+    if (lane != 0 || expert >= a.experts) continue;
+    float* out = a.logits + static_cast<size_t>(first + mine) * a.experts + expert;
+    out[0] = p0;
+    if (mine + 1 < acts) out[a.experts] = p1;
   }
 }
 
@@ -300,10 +280,9 @@ bool LaunchRouter(CUstream_st* stream, const RouterArgs& args, uint32_t n_rows) 
   if (!floats || args.columns > kRouterColumnsMax || args.columns % 32 != 0) return false;
   bool missing = false;
   for (const ActForm& form : args.forms.form) missing |= form.base != nullptr;
-  const uint32_t each = RouterActs(n_rows), acts = n_rows < each ? n_rows : each;
-  const uint32_t form_blocks = missing ? CeilDiv(args.columns, kFormColumns) : 0;
-  LaunchAhead(stream, {CeilDiv(args.experts, kRouterRows) + form_blocks, CeilDiv(n_rows, each)},
-              kRouterThreads, sizeof(float) * acts * args.columns, &RouterKernel, args, n_rows);
+  const uint32_t acts = n_rows < kRouterActs ? n_rows : kRouterActs;
+  LaunchAhead(stream, {(args.experts + kRouterRows - 1) / kRouterRows + (missing ? n_rows : 0)},
+              kThreads, sizeof(float) * acts * args.columns, &RouterKernel, args, n_rows);
   return true;
 }
 void LaunchRoute(CUstream_st* stream, const RouteArgs& args, uint32_t n_rows) {

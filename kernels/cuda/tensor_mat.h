@@ -10,7 +10,6 @@
 // launch.
 #pragma once
 
-#include <cstdlib>
 #include <type_traits>
 
 #include "kernels/cuda/float_product.h"
@@ -32,7 +31,6 @@ inline constexpr uint32_t kSegmentPairs = kSegmentColumns / 64;
 inline constexpr uint32_t kSegmentBytes = kSegmentPairs * kPairBytes;
 inline constexpr uint32_t kSegmentPieces = kTensorRows * kSegmentBytes / 16;
 inline constexpr uint32_t kLanePieces = (kSegmentPieces + 31) / 32;
-inline constexpr uint32_t kSlotBytes = kTensorRows * kSegmentBytes;  // one segment of a tile
 static_assert(kSegmentBytes % 16 == 0);
 
 // How a launch is cut. The first float_blocks blocks have float matrices.
@@ -73,25 +71,17 @@ LODE_DEVICE void FeedTile(const MatBatch& batch, const TensorCut& cut, TensorFee
                       piece % (kSegmentBytes / 16) * 16;
   }
 }
-// Starts the copies of the next kSegments segments of a tile; every call ends a group of copies,
-// also an empty one.
-template <uint32_t kSegments>
-LODE_DEVICE void FeedSegments(const MatBatch& batch, const TensorCut& cut, uint32_t segments,
-                              uint32_t step, uint8_t* slot, TensorFeed* feed) {
+// Starts the copies of one more segment; every call ends a group of copies, also an empty one.
+LODE_DEVICE void FeedSegment(const MatBatch& batch, const TensorCut& cut, uint32_t segments,
+                             uint32_t step, uint8_t* slot, TensorFeed* feed) {
   if (feed->tile < cut.tiles) {
     LODE_UNROLL
-    for (uint32_t s = 0; s < kSegments; ++s) {
-      LODE_UNROLL
-      for (uint32_t j = 0; j < kLanePieces; ++j) {
-        const uint32_t piece = ThreadId() % 32 + 32 * j;
-        if (piece < kSegmentPieces)
-          CopyAhead16(slot + s * kSlotBytes + piece * 16,
-                      feed->base + s * kSegmentBytes + feed->offset[j]);
-      }
+    for (uint32_t j = 0; j < kLanePieces; ++j) {
+      const uint32_t piece = ThreadId() % 32 + 32 * j;
+      if (piece < kSegmentPieces) CopyAhead16(slot + piece * 16, feed->base + feed->offset[j]);
     }
-    feed->base += kSegments * kSegmentBytes;
-    feed->segment += kSegments;
-    if (feed->segment == segments) {
+    feed->base += kSegmentBytes;
+    if (++feed->segment == segments) {
       feed->segment = 0;
       feed->tile += step;
       FeedTile(batch, cut, feed);
@@ -172,15 +162,12 @@ LODE_DEVICE void AddSegment(const uint8_t* slot, const Word4* acts, const float*
   }
 }
 
-// A ring: kDepth places of kSegments segments each, which are copied and multiplied together;
-// kFit blocks of threads find room on a multiprocessor.
-template <class F, uint32_t kDepth, uint32_t kSegments, uint32_t kFit>
-LODE_KERNEL_FITTING(kTensorWarps * 32, kFit)
+template <class F, uint32_t kDepth>
+LODE_KERNEL_FITTING(kTensorWarps * 32, 3)
 TensorMatKernel(MatBatch batch, TensorCut cut) {
   static_assert(std::is_same_v<F, decode::Q8_0>);
   LODE_SHARED ListedRows listed;
   uint8_t* shared = DynamicShared();
-  if (batch.next_at_once) LetNextStart();
   if (BlockX() < cut.float_blocks) {
     LetNextStart();
     FloatTile(batch, cut.floats, &listed, reinterpret_cast<float*>(shared));
@@ -189,14 +176,14 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   const uint32_t warp = ThreadId() / 32, lane = ThreadId() % 32;
   const uint32_t columns = batch.source.columns, segments = columns / kSegmentColumns;
   const uint32_t step = (GridX() - cut.float_blocks) * cut.warps;
-  constexpr uint32_t kPlace = kSegments * kSlotBytes;
-  uint8_t* ring = shared + cut.ring_at + warp * kDepth * kPlace;
+  constexpr uint32_t kSlot = kTensorRows * kSegmentBytes;
+  uint8_t* ring = shared + cut.ring_at + warp * kDepth * kSlot;
   uint32_t tile = warp < cut.warps ? (BlockX() - cut.float_blocks) * cut.warps + warp : cut.tiles;
   TensorFeed feed = {tile, 0, nullptr, {}};
   FeedTile(batch, cut, &feed);
   LODE_NO_UNROLL
   for (uint32_t i = 0; i + 1 < kDepth; ++i)
-    FeedSegments<kSegments>(batch, cut, segments, step, ring + i * kPlace, &feed);
+    FeedSegment(batch, cut, segments, step, ring + i * kSlot, &feed);
   WaitAndList(batch, &listed);
   ArrangeActs(batch.source.form, listed, columns, shared);
   SyncBlock();
@@ -207,21 +194,18 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   const Word4* acts = reinterpret_cast<const Word4*>(shared) + act * 4 + t;
   const float* scales =
       reinterpret_cast<const float*>(shared + ArrangedBytes(columns, n_acts)) + 2 * act;
-  uint32_t place = 0;
+  uint32_t slot = 0;
   for (; tile < cut.tiles; tile += step) {
     float sum[2] = {0, 0};
     LODE_NO_UNROLL
-    for (uint32_t s = 0; s < segments; s += kSegments) {
+    for (uint32_t s = 0; s < segments; ++s) {
       WaitForCopiesBut<kDepth - 2>();
-      SyncWarp();  // the segments are there, and all lanes have left the place that is filled next
-      FeedSegments<kSegments>(batch, cut, segments, step,
-                              ring + (place == 0 ? kDepth - 1 : place - 1) * kPlace, &feed);
-      LODE_UNROLL
-      for (uint32_t i = 0; i < kSegments; ++i)
-        AddSegment(ring + place * kPlace + i * kSlotBytes,
-                   acts + (s + i) * kSegmentPairs * n_acts * 4,
-                   scales + (s + i) * kSegmentPairs * n_acts * 2, n_acts, sum);
-      place = place + 1 == kDepth ? 0 : place + 1;
+      SyncWarp();  // the segment is there, and all lanes have left the slot that is filled next
+      FeedSegment(batch, cut, segments, step, ring + (slot == 0 ? kDepth - 1 : slot - 1) * kSlot,
+                  &feed);
+      AddSegment(ring + slot * kSlot, acts + s * kSegmentPairs * n_acts * 4,
+                 scales + s * kSegmentPairs * n_acts * 2, n_acts, sum);
+      slot = slot + 1 == kDepth ? 0 : slot + 1;
     }
     if (tile + step >= cut.tiles) LetNextStart();
     const MatTask& task = batch.tasks[TaskAt(batch, cut.float_blocks + tile)];
@@ -232,35 +216,6 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
     if (row + 1 < task.rows) y[row + 1] = sum[1];
   }
   WaitForCopies();
-}
-
-using TensorKernel = void (*)(MatBatch, TensorCut);
-// The ring of a launch.
-struct TensorRing {
-  TensorKernel kernel;
-  uint32_t segments;  // of one warp
-};
-template <class F>
-TensorRing ChooseRing(uint32_t tiles, uint32_t segments, uint32_t* warps) {
-  constexpr uint32_t kShallow = 3, kDeep = 6;
-  if (tiles >= kTensorTilesMin * multiprocessors) {
-    // One tile per multiprocessor at a time until each has a block's fill.
-    const uint32_t each = (tiles + multiprocessors - 1) / multiprocessors;
-    *warps = each < kTensorWarps ? each : kTensorWarps;
-    if (*warps <= kTensorWarps / 2) return {&TensorMatKernel<F, kDeep, 1, 3>, kDeep};
-    return {&TensorMatKernel<F, kShallow, 1, 3>, kShallow};
-  }
-  const char* env = std::getenv("LODE_DENSE_DEEP");
-  const int deep = env == nullptr ? 1 : std::atoi(env);
-  if (deep == 0 || tiles < 2 * multiprocessors || segments % 4 != 0) return {};
-  *warps = 4;
-  if (deep == 1) return {&TensorMatKernel<F, 8, 2, 2>, 16};
-  if (deep == 6) return {&TensorMatKernel<F, 8, 2, 1>, 16};
-  if (deep == 2) return {&TensorMatKernel<F, 16, 1, 1>, 16};
-  if (deep == 3) return {&TensorMatKernel<F, 4, 4, 1>, 16};
-  if (deep == 4) return {&TensorMatKernel<F, 4, 2, 1>, 8};
-  *warps = 3;
-  return {&TensorMatKernel<F, 10, 2, 1>, 20};
 }
 
 // False, and nothing is launched: not for this card or these columns, or too few rows.
@@ -274,10 +229,17 @@ bool LaunchTensorMat(CUstream_st* stream, const MatBatch& batch) {
   if (n_floats == b.n_tasks) return false;
   const MatTask& last = b.tasks[b.n_tasks - 1];
   cut.tiles = last.first_block + (last.rows + kTensorRows - 1) / kTensorRows - cut.float_blocks;
-  const TensorRing ring = ChooseRing<F>(cut.tiles, columns / kSegmentColumns, &cut.warps);
-  if (ring.kernel == nullptr) return false;
+  // A warp goes through its rows alone: with few of them the other kernel's blocks, which share out
+  // the columns of a row and have all of them in shared memory before the launch ahead ends, win.
+  if (cut.tiles < kTensorTilesMin * multiprocessors) return false;
+  // One tile per multiprocessor at a time until each has a block's fill.
+  const uint32_t each = (cut.tiles + multiprocessors - 1) / multiprocessors;
+  cut.warps = each < kTensorWarps ? each : kTensorWarps;
   cut.ring_at = TensorActBytes(columns, batch.n_rows);
-  size_t bytes = cut.ring_at + size_t{cut.warps} * ring.segments * kSlotBytes;
+  const bool deep = cut.warps <= kTensorWarps / 2;
+  constexpr uint32_t kShallow = 3, kDeep = 6;
+  const uint32_t slots = cut.warps * (deep ? kDeep : kShallow);
+  size_t bytes = cut.ring_at + size_t{slots} * kTensorRows * kSegmentBytes;
   const size_t floats =
       n_floats == 0 ? 0 : sizeof(float) * (cut.floats.rows + cut.floats.acts) * cut.floats.stretch;
   if (bytes < floats) bytes = floats;
@@ -285,7 +247,8 @@ bool LaunchTensorMat(CUstream_st* stream, const MatBatch& batch) {
   const uint32_t together = multiprocessors * (shared_bytes_max / static_cast<uint32_t>(bytes));
   uint32_t blocks = (cut.tiles + cut.warps - 1) / cut.warps;
   if (blocks > together) blocks = together;
-  LaunchAhead(stream, {cut.float_blocks + blocks}, kTensorWarps * 32, bytes, ring.kernel, b, cut);
+  LaunchAhead(stream, {cut.float_blocks + blocks}, kTensorWarps * 32, bytes,
+              deep ? &TensorMatKernel<F, kDeep> : &TensorMatKernel<F, kShallow>, b, cut);
   return true;
 }
 

@@ -6,6 +6,7 @@
 // and its launch.
 #pragma once
 
+#include <cstdlib>
 #include <type_traits>
 
 #include "kernels/cuda/dense.h"
@@ -69,13 +70,15 @@ LODE_DEVICE void AddPairs(const uint8_t* rows, uint32_t row_bytes, const ActForm
     }
   }
 }
+template <uint32_t kPairs>
 LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActForm& form,
                             uint32_t act, uint32_t pairs, float (&sum)[2]) {
-  constexpr uint32_t kPairs = 5;  // 320 columns, the rank of hyper-connections
   sum[0] = sum[1] = 0.0f;
   uint32_t p = 0;
-  LODE_NO_UNROLL
-  for (; p + kPairs <= pairs; p += kPairs) AddPairs<kPairs>(rows, row_bytes, form, act, p, sum);
+  if constexpr (kPairs > 1) {
+    LODE_NO_UNROLL
+    for (; p + kPairs <= pairs; p += kPairs) AddPairs<kPairs>(rows, row_bytes, form, act, p, sum);
+  }
   LODE_NO_UNROLL
   for (; p < pairs; ++p) AddPairs<1>(rows, row_bytes, form, act, p, sum);
 }
@@ -115,7 +118,7 @@ LODE_DEVICE Word2 NormedPair(const NarrowProduct& p, uint32_t first, uint32_t ac
 }
 
 // The streams' gated values become the mix and its form: a warp has the columns of one row.
-LODE_DEVICE void MixGated(const NarrowProduct& p, const float* gated, uint32_t first, float inverse,
+LODE_DEVICE void MixGated(const NarrowProduct& p, bool real, const float* gated, uint32_t first, float inverse,
                           float* mixed) {
   using namespace canonical;
   const uint32_t n = p.n_rows * kNarrowRows, lane = ThreadId() % 32;
@@ -124,30 +127,24 @@ LODE_DEVICE void MixGated(const NarrowProduct& p, const float* gated, uint32_t f
     float x = gated[i];
     for (uint32_t s = 1; s < p.streams; ++s) x = Add(x, gated[s * n + i]);
     mixed[i] = Mul(x, inverse);
-    p.y[static_cast<size_t>(row) * p.rows + first + lane] = mixed[i];
+    if (real) p.y[static_cast<size_t>(row) * p.rows + first + lane] = mixed[i];
     SyncWarp();
-    FinishMixedRow(p, mixed + row * kNarrowRows, row, lane * kLaneColumns, lane < 4, first);
+    FinishMixedRow(p, mixed + row * kNarrowRows, row, lane * kLaneColumns, real && lane < 4, first);
   }
 }
 static_assert(kNarrowRows == 32);
 
-template <class F>
-LODE_KERNEL(kProductThreadsMax)
-TensorNarrowKernel(NarrowProduct p) {
-  static_assert(std::is_same_v<F, decode::Q8_0>);
+// The block's rows under p's input; with `real` false nothing is kept.
+template <uint32_t kPairs>
+LODE_DEVICE void NarrowRows(const NarrowProduct& p, bool real, const TensorNarrowLayout& l,
+                            const NarrowBlock& b, float inverse) {
   using namespace canonical;
-  LetNextStart();
-  const TensorNarrowLayout l = LayOutTensorNarrow(p);
   uint8_t* shared = DynamicShared();
-  const NarrowBlock b = BeginNarrow(p, l, shared);
   const uint32_t first = b.first;
   float* u = reinterpret_cast<float*>(shared + l.u);
   float* gated = reinterpret_cast<float*>(shared + l.gated);
-  const float inverse = p.streams != 0 ? Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
   const uint32_t warp = ThreadId() / 32, g = ThreadId() % 32 / 4;
   const uint32_t act = g < p.n_rows ? g : p.n_rows - 1;  // lanes beyond the last row repeat it
-  WaitForPrevious();
-  NarrowGates(p);
   const uint32_t tiles = l.parts * kNarrowTiles;
   Word2 normed = {0, 0};
   if (p.streams != 0 && warp < tiles) normed = NormedPair(p, first, act, PlaceOf(warp));
@@ -162,9 +159,9 @@ TensorNarrowKernel(NarrowProduct p) {
   for (uint32_t t = warp; t < tiles; t += ThreadCount() / 32) {
     const NarrowPlace at = PlaceOf(t);
     float sum[2];
-    NarrowSums(shared + at.stream * PartStageBytes(kNarrowRows, p.row_bytes) +
-                   t % kNarrowTiles * kTensorRows * row_bytes,
-               row_bytes, b.form, act, p.columns / 64, sum);
+    NarrowSums<kPairs>(shared + at.stream * PartStageBytes(kNarrowRows, p.row_bytes) +
+                           t % kNarrowTiles * kTensorRows * row_bytes,
+                       row_bytes, b.form, act, p.columns / 64, sum);
     if (p.streams != 0) {
       if (t != warp) normed = NormedPair(p, first, act, at);
       float* to = gated + (at.stream * p.n_rows + act) * kNarrowRows + at.column;
@@ -179,7 +176,30 @@ TensorNarrowKernel(NarrowProduct p) {
   }
   if (p.streams == 0) return;
   SyncBlock();
-  MixGated(p, gated, first, inverse, reinterpret_cast<float*>(shared + l.mixed));
+  MixGated(p, real, gated, first, inverse, reinterpret_cast<float*>(shared + l.mixed));
+}
+
+template <class F, uint32_t kPairs>
+LODE_KERNEL(kProductThreadsMax)
+TensorNarrowKernel(NarrowProduct p) {
+  static_assert(std::is_same_v<F, decode::Q8_0>);
+  LetNextStart();
+  const TensorNarrowLayout l = LayOutTensorNarrow(p);
+  const NarrowBlock b = BeginNarrow(p, l, DynamicShared());
+  const float inverse = p.streams != 0 ? canonical::Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
+  LODE_NO_UNROLL
+  for (uint32_t round = p.rehearse ? 0 : 1; round < 2; ++round) {
+    NarrowProduct now = p;
+    if (round == 1) {
+      WaitForPrevious();
+      NarrowGates(p);
+    } else {
+      // Any constants that are as many bytes: a row of weights has more than all rows' activations.
+      now.x = now.normed = reinterpret_cast<const float*>(p.w);
+      now.check.window = nullptr;
+    }
+    NarrowRows<kPairs>(now, round == 1, l, b, inverse);
+  }
 }
 
 template <class F>
@@ -197,7 +217,11 @@ bool LaunchTensorNarrow([[maybe_unused]] CUstream_st* stream,
     if (threads < tiles * 32) threads = tiles * 32;
     if (threads > kProductThreadsMax) threads = kProductThreadsMax;
     const uint32_t blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
-    LaunchAhead(stream, {blocks}, threads, bytes, &TensorNarrowKernel<F>, p);
+    const char* env = std::getenv("LODE_DENSE_PAIRS");
+    LaunchAhead(stream, {blocks}, threads, bytes,
+                env != nullptr && env[0] == '5' ? &TensorNarrowKernel<F, 5>
+                                                : &TensorNarrowKernel<F, 1>,
+                p);
     return true;
   }
   return false;

@@ -312,11 +312,13 @@ TEST_F(CudaBench, StagesOfALayer) {
           v = v.find(';') == std::string::npos ? "" : v.substr(v.find(';') + 1);
           int deep = 1, early = 1, mix = 0, grid = 2, position = 1000;
           std::sscanf(one.c_str(), "%d,%d,%d,%d,%d", &deep, &early, &mix, &grid, &position);
+          setenv("LODE_DENSE_PAIRS", std::to_string(mix).c_str(), 1);
+          setenv("LODE_DENSE_DRY", std::to_string(deep).c_str(), 1);
           setenv("LODE_DENSE_GRID", std::to_string(grid).c_str(), 1);
           if (mix != 0) setenv("LODE_DENSE_MIX", "1", 1); else unsetenv("LODE_DENSE_MIX");
           setenv("LODE_DENSE_DEEP", std::to_string(deep).c_str(), 1);
           setenv("LODE_DENSE_EARLY", std::to_string(early).c_str(), 1);
-          std::printf("time: variant deep %d early %d mix %d grid %d position %d\n", deep, early, mix, grid, position);
+          std::printf("time: variant dry %d early %d pairs %d grid %d position %d\n", deep, early, mix, grid, position);
           Stages stages(**engine, rows, position);
           stages.All();
         }
