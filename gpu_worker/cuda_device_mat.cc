@@ -143,7 +143,7 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
   cuda::MatBatch batch = BatchOf(format, input, made.forms);
   batch.logits_only = logits_only ? block : nullptr;
   batch.next_at_once = input.next_at_once;
-  batch.rehearse = input.rehearse;
+  batch.rehearse = input.rehearse && !logits_only;
   uint32_t all_rows = 0;
   std::vector<const CudaMatJob*> rest;
   for (const CudaMatJob* job : jobs) {
@@ -179,7 +179,8 @@ void CudaDevice::Route(const MoeWeights& w, const float* x, RoutedRow* routed) {
                           .experts = c.experts,
                           .logits = d.scratch.router_logits,
                           .forms = d.Forms(d.scratch.x_forms, c.hidden, missing),
-                          .check = d.Check(cuda::LayerPart::kMixer)},
+                          .check = d.Check(cuda::LayerPart::kMixer),
+                          .rehearse = Dry(8)},
                          d.rows())) {
     if (own) d.x_made = ~0u;
   } else {

@@ -330,6 +330,7 @@ struct RouterArgs {
   float* logits = nullptr;  // [row][experts]
   ActForms forms;           // of x
   CheckArgs check;
+  bool rehearse = false;
 };
 bool LaunchRouter(CUstream_st* stream, const RouterArgs& args, uint32_t n_rows);
 struct RouteArgs {

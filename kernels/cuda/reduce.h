@@ -61,41 +61,13 @@ LODE_DEVICE float WarpMax(float x) {
   return x;
 }
 
-// One warp: x . x for x in shared memory, n values. Values are on their way while the last ones are
-// added: the chain of n / 32 additions is all there is.
-LODE_DEVICE float WarpSquares(const float* x, uint32_t n) {
-  using namespace canonical;
-  constexpr uint32_t kBatch = 8;
-  float p = 0;
-  uint32_t i = ThreadId() % 32;
-  if (n >= 32 * kBatch) {
-    float v[kBatch];
-    LODE_UNROLL
-    for (uint32_t j = 0; j < kBatch; ++j) v[j] = x[i + 32 * j];
-    for (; i + 32 * (2 * kBatch - 1) < n; i += 32 * kBatch) {
-      float next[kBatch];
-      LODE_UNROLL
-      for (uint32_t j = 0; j < kBatch; ++j) next[j] = x[i + 32 * (kBatch + j)];
-      LODE_UNROLL
-      for (uint32_t j = 0; j < kBatch; ++j) p = Fma(v[j], v[j], p);
-      LODE_UNROLL
-      for (uint32_t j = 0; j < kBatch; ++j) v[j] = next[j];
-    }
-    LODE_UNROLL
-    for (uint32_t j = 0; j < kBatch; ++j) p = Fma(v[j], v[j], p);
-    i += 32 * kBatch;
-  }
-  for (; i < n; i += 32) p = Fma(x[i], x[i], p);
-  return JoinLanes(p);
-}
-
 // The factor of rms_norm over x[n] in shared memory, for all threads of the block; `slot` is one
 // shared float. Barriers before (x is complete) and after.
 LODE_DEVICE float BlockRmsScale(const float* x, uint32_t n, float eps, float* slot) {
   using namespace canonical;
   SyncBlock();
   if (ThreadId() < 32) {
-    const float mean = Div(WarpSquares(x, n), static_cast<float>(n));
+    const float mean = Div(WarpDot(x, x, n), static_cast<float>(n));
     if (ThreadId() == 0) *slot = InvSqrt(Add(mean, eps));
   }
   SyncBlock();

@@ -149,7 +149,12 @@ LODE_DEVICE void NarrowRows(const NarrowProduct& p, bool real, const TensorNarro
   Word2 normed = {0, 0};
   if (p.streams != 0 && warp < tiles) normed = NormedPair(p, first, act, PlaceOf(warp));
   if (p.streams != 0) {
-    SiluOfInput(p, inverse, u);
+    if constexpr (kPairs == 0) {
+      for (uint32_t i = ThreadId(); i < p.n_rows * p.columns; i += ThreadCount())
+        u[i] = Silu(Mul(p.x[i], inverse));
+    } else {
+      SiluOfInput(p, inverse, u);
+    }
     SyncBlock();
   }
   QuantizeNarrow(p, p.streams != 0 ? u : p.x, b.form, inverse);
@@ -176,7 +181,24 @@ LODE_DEVICE void NarrowRows(const NarrowProduct& p, bool real, const TensorNarro
   }
   if (p.streams == 0) return;
   SyncBlock();
-  MixGated(p, real, gated, first, inverse, reinterpret_cast<float*>(shared + l.mixed));
+  if constexpr (kPairs == 0) {
+    float* mixed = reinterpret_cast<float*>(shared + l.mixed);
+    const uint32_t n = p.n_rows * kNarrowRows;
+    for (uint32_t i = ThreadId(); i < n; i += ThreadCount()) {
+      float x = gated[i];
+      for (uint32_t s = 1; s < p.streams; ++s) x = Add(x, gated[s * n + i]);
+      mixed[i] = Mul(x, inverse);
+      if (real)
+        p.y[static_cast<size_t>(i / kNarrowRows) * p.rows + first + i % kNarrowRows] = mixed[i];
+    }
+    SyncBlock();
+    if (ThreadId() >= 32) return;
+    const uint32_t row = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
+    const bool inside = row < p.n_rows && real;
+    FinishMixedRow(p, mixed + (inside ? row * kNarrowRows : 0), row, column, inside, first);
+  } else {
+    MixGated(p, real, gated, first, inverse, reinterpret_cast<float*>(shared + l.mixed));
+  }
 }
 
 template <class F, uint32_t kPairs>
@@ -219,7 +241,8 @@ bool LaunchTensorNarrow([[maybe_unused]] CUstream_st* stream,
     const uint32_t blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
     const char* env = std::getenv("LODE_DENSE_PAIRS");
     LaunchAhead(stream, {blocks}, threads, bytes,
-                env != nullptr && env[0] == '5' ? &TensorNarrowKernel<F, 5>
+                env == nullptr || env[0] == '0' ? &TensorNarrowKernel<F, 0>
+                : env[0] == '5'                 ? &TensorNarrowKernel<F, 5>
                                                 : &TensorNarrowKernel<F, 1>,
                 p);
     return true;

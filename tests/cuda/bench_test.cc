@@ -175,7 +175,9 @@ class Stages {
     for (uint32_t l = 0; l < c.layers; ++l) lists.push_back(e.lanes().SpreadList(l, rows));
     d.BeginWindow(params);
     d.Embed(e.weights().embed, wide);
-    d.HcRead(e.weights().layers[0].hc_attn, wide, x, inject);
+    HcWeights without_gates = e.weights().layers[0].hc_attn;
+    without_gates.inject = nullptr;
+    d.HcRead(without_gates, wide, x, nullptr);
     cuda::Synchronize(d.stream());
   }
   void Time(const char* what, uint32_t n, const std::function<void(uint32_t)>& op,
