@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "gpu_worker/cuda_device_impl.h"
 #include "kernels/canonical_trig.h"
@@ -267,26 +266,21 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   Impl& d = *impl_;
   d.FlushGates();
   d.Wrote(x);
-  Impl::Input normed = d.HcNorm(w, wide);
-  normed.next_at_once = Early(1);
-  normed.rehearse =
-      Dry(2) && w.down.rows * w.down.row_bytes >= kWindowRowsMax * d.scratch.forms.stride;
+  const Impl::Input normed = d.HcNorm(w, wide);
+  // The gates of a layer's first read ride in its mixer's projections, a long launch; those of the
+  // second beside the down matrix.
+  const Impl::DueGates gates = {w.inject, inject};
   const bool before_mixer = d.reads++ == 0;
-  if (w.inject != nullptr) d.due_gates = {w.inject, inject};
-  if (before_mixer) {
-    const Impl::DueGates due = std::exchange(d.due_gates, {});
-    d.Mat({{&w.down, d.scratch.low}}, normed);
-    d.due_gates = due;
-  } else {
-    d.Mat({{&w.down, d.scratch.low}}, normed);
-  }
+  if (!before_mixer) d.due_gates = gates;
+  d.Mat({{&w.down, d.scratch.low}}, normed);
+  if (before_mixer) d.due_gates = gates;
   d.HcMix(w, x);
   d.x_source = x;
   cuda::CheckLaunches("hyper-connection read");
 }
 
-// The write gates of the last read, inject = 2 sigmoid(weight . normed / streams): nobody needs them
-// before the write, so they ride in the next launch that takes float matrices along.
+// The write gates of the last read, inject = 2 sigmoid(weight . normed / streams). Nobody needs
+// them before the write.
 bool CudaDevice::Impl::TakeGates(cuda::MatBatch* batch) {
   if (due_gates.weight == nullptr || batch->n_tasks == cuda::kMatTasksMax) return false;
   const uint32_t width = config.WideWidth();
@@ -311,10 +305,10 @@ void CudaDevice::Impl::FlushGates() {
                   .form = {}};
   if (!TakeGates(&batch)) return;
   due_gates = {};
-  cuda::KernelsOf(Format::kF32).mat(
-      s(), batch,
-      cuda::ChooseShape(Format::kF32, config.streams, config.WideWidth(), rows(),
-                        card.multiprocessors));
+  cuda::KernelsOf(Format::kF32)
+      .mat(s(), batch,
+           cuda::ChooseShape(Format::kF32, config.streams, config.WideWidth(), rows(),
+                             card.multiprocessors));
 }
 
 void CudaDevice::Impl::HcMix(const HcWeights& w, float* x) {
@@ -336,8 +330,7 @@ void CudaDevice::Impl::HcMix(const HcWeights& w, float* x) {
                         .streams = c.streams,
                         .normed = scratch.normed,
                         .form = Forms(scratch.x_forms, c.hidden, 1u << kForm).form[kForm],
-                        .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr),
-                        .rehearse = Dry(4)});
+                        .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr)});
   x_made = fused ? 1u << kForm : ~0u;
   if (!fused) HcMixApart(w, x);
 }
@@ -390,8 +383,7 @@ CudaDevice::Impl::Input CudaDevice::Impl::HcNorm(const HcWeights& w, const float
                       .hidden = c.hidden,
                       .eps = c.rms_eps,
                       .forms = normed.forms,
-                      .check = Check(cuda::LayerPart::kMixer),
-                      .rehearse = Dry(1)},
+                      .check = Check(cuda::LayerPart::kMixer)},
                      rows());
   return normed;
 }

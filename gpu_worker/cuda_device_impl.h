@@ -4,7 +4,6 @@
 #pragma once
 
 #include <initializer_list>
-#include <cstdlib>
 #include <vector>
 
 #include "gpu_worker/cuda_device.h"
@@ -13,14 +12,6 @@
 
 namespace lode {
 
-inline bool Dry(int bit) {
-  const char* env = std::getenv("LODE_DENSE_DRY");
-  return ((env == nullptr ? 7 : std::atoi(env)) & bit) != 0;
-}
-inline bool Early(int bit) {
-  const char* env = std::getenv("LODE_DENSE_EARLY");
-  return ((env == nullptr ? 1 : std::atoi(env)) & bit) != 0;
-}
 // One matrix of a product: y [row][w->rows].
 struct CudaMatJob {
   const WeightMatrix* w;
@@ -34,7 +25,6 @@ struct CudaDevice::Impl {
     uint32_t columns = 0;
     cuda::ActForms forms;  // base null: not made
     bool checked = false;  // some kernel has looked for values that are not finite
-    bool next_at_once = false, rehearse = false;  // see MatBatch
   };
   // A set of forms for rows of up to `columns_max` columns.
   struct FormBuffer {
@@ -82,8 +72,8 @@ struct CudaDevice::Impl {
     float* wide = nullptr;
   };
   void FlushWrite();
-  // Write gates of the last HcRead that are still to be made; TakeGates adds them to a batch (false:
-  // there are none, or no room), FlushGates makes them at once.
+  // Write gates of the last HcRead that are still to be made; TakeGates adds them to a batch
+  // (false: there are none, or no room), FlushGates makes them at once.
   struct DueGates {
     const float* weight = nullptr;  // [streams][streams * hidden]
     float* inject = nullptr;
@@ -136,7 +126,7 @@ struct CudaDevice::Impl {
   uint32_t x_made = 0;              // which of them: bit per form
   PendingWrite pending;
   DueGates due_gates;
-  uint32_t reads = 0;  // HcRead calls of this layer
+  uint32_t reads = 0;                    // HcRead calls of this layer
   const DeltaWeights* mixing = nullptr;  // of DeltaInput, for the recurrence
   bool gated = false;                    // the recurrence's launch has made DeltaOutput's input
   size_t cells_max = 0, blocks_max = 0;

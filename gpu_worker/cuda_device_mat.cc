@@ -142,8 +142,6 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
   }
   cuda::MatBatch batch = BatchOf(format, input, made.forms);
   batch.logits_only = logits_only ? block : nullptr;
-  batch.next_at_once = input.next_at_once;
-  batch.rehearse = input.rehearse && !logits_only;
   uint32_t all_rows = 0;
   std::vector<const CudaMatJob*> rest;
   for (const CudaMatJob* job : jobs) {
@@ -179,8 +177,7 @@ void CudaDevice::Route(const MoeWeights& w, const float* x, RoutedRow* routed) {
                           .experts = c.experts,
                           .logits = d.scratch.router_logits,
                           .forms = d.Forms(d.scratch.x_forms, c.hidden, missing),
-                          .check = d.Check(cuda::LayerPart::kMixer),
-                          .rehearse = Dry(8)},
+                          .check = d.Check(cuda::LayerPart::kMixer)},
                          d.rows())) {
     if (own) d.x_made = ~0u;
   } else {

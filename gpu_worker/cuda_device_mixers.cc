@@ -93,10 +93,9 @@ void CudaDevice::Ple(const PleWeights& w, const PleState& state, const uint8_t* 
 void CudaDevice::DeltaInput(const DeltaWeights& w, const DeltaState&, const float* x) {
   Impl& d = *impl_;
   Impl::Scratch& s = d.scratch;
-  Impl::Input in = d.InputOf(x, d.config.hidden, cuda::LayerPart::kMixer,
-                             d.FormsOf({&w.qkv, &w.gate, &w.beta, &w.alpha}));
-  in.rehearse = Dry(32) && w.gate.rows >= 1024;
-  d.Mat({{&w.qkv, s.qkv}, {&w.gate, s.z}, {&w.beta, s.beta}, {&w.alpha, s.alpha}}, in);
+  d.Mat({{&w.qkv, s.qkv}, {&w.gate, s.z}, {&w.beta, s.beta}, {&w.alpha, s.alpha}},
+        d.InputOf(x, d.config.hidden, cuda::LayerPart::kMixer,
+                  d.FormsOf({&w.qkv, &w.gate, &w.beta, &w.alpha})));
   d.mixing = &w;
   d.gated = false;
   cuda::CheckLaunches("DeltaNet input");
@@ -169,9 +168,7 @@ void CudaDevice::DeltaOutput(const DeltaWeights& w, float* y) {
   d.Mat({{&w.out, y}}, {.x = d.scratch.mixed,
                         .columns = d.config.SsmValueWidth(),
                         .forms = gate.forms,
-                        .checked = true,
-                        .next_at_once = Early(2),
-                        .rehearse = Dry(16)});
+                        .checked = true});
   cuda::CheckLaunches("DeltaNet output");
 }
 
@@ -228,9 +225,7 @@ void CudaDevice::AttentionOutput(const AttentionWeights& w, const AttentionState
   const Impl::Input attended = {.x = s.attended,
                                 .columns = width,
                                 .forms = d.Forms(s.forms, width, d.FormsOf({&w.out})),
-                                .checked = true,
-                                .next_at_once = Early(2),
-                                .rehearse = Dry(16)};
+                                .checked = true};
   cuda::LaunchAttend(d.s(),
                      {.shape = d.Attention(),
                       .cache = Impl::Cache(state),

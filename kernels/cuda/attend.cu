@@ -4,7 +4,6 @@
 // order, one division, output gate. Formulas and orders: docs/design/arithmetic.md. Called by
 // gpu_worker/cuda_device_mixers.cc. Bound: instructions per (cell, head) of the scores; a chunk's
 // cells are read once for all query heads that share them.
-#include <cstdlib>
 #include "kernels/cuda/cells.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/reduce.h"
@@ -14,6 +13,10 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kWarps = kThreads / 32;
+// Blocks per multiprocessor that share out the parts of a row's cells. One for every part that
+// there could be would fill the card in a short context too, where most have no work: the next
+// launch would find no room before they have ended.
+constexpr uint32_t kAttendBlocks = 4;
 
 // The cells of one chunk for one KV head: where they lie.
 struct ChunkCells {
@@ -37,8 +40,8 @@ LODE_DEVICE void LocateCells(const AttendLaunch& a, uint32_t row, uint32_t kv_he
 template <KvType kType>
 LODE_DEVICE float CellValue(const uint8_t* cell, float scale, uint32_t i) {
   if constexpr (kType == KvType::kQ8) {
-    // The code added to the bits of 1.5 * 2^23 is that float plus the code: exact, and no conversion
-    // of an integer, which a quarter of the lanes can do at a time.
+    // The code added to the bits of 1.5 * 2^23 is that float plus the code: exact, and no
+    // conversion of an integer, which a quarter of the lanes can do at a time.
     const int32_t code = static_cast<int8_t>(cell[i]);
     const float biased = canonical::FromBits(0x4b400000u + static_cast<uint32_t>(code));
     return canonical::Mul(canonical::Sub(biased, 12582912.0f), scale);
@@ -175,39 +178,25 @@ LODE_DEVICE float TopScore(const float* scores, uint32_t n) {
 constexpr uint32_t kSumHeads =
     4;  // query heads of one block: their sums share a pass over the cells
 
-// Weighted values and weights of one chunk, for kSumHeads query heads of one KV head.
-template <KvType kType>
-LODE_KERNEL(kAttendHeadDimMax)
-AttendSumsKernel(AttendLaunch a) {
-  LetNextStart();
-  WaitForPrevious();
+// What the threads of a chunk's sums share.
+struct ChunkShared {
+  ChunkCells cells;
+  Word4 weights[kAttendChunk];  // of kSumHeads heads with a cell, side by side
+  float tops[kSumHeads];        // largest score of each head
+};
+static_assert(kSumHeads * sizeof(float) == sizeof(Word4));
+
+// Weights of n cells from `first` on for the heads from `head` on, and their totals.
+// first_of_block: the largest scores are still to be found.
+LODE_DEVICE void ChunkWeights(const AttendLaunch& a, size_t head, uint32_t heads, uint32_t first,
+                              uint32_t n, uint32_t all, bool first_of_block, ChunkShared* shared) {
   using namespace canonical;
-  LODE_SHARED ChunkCells cells;
-  LODE_SHARED Word4 weights[kAttendChunk];  // of kSumHeads heads with a cell, side by side
-  static_assert(kSumHeads * sizeof(float) == sizeof(Word4));
-  float* const e = reinterpret_cast<float*>(weights);
-  const AttentionShape& s = a.shape;
-  const uint32_t group = s.heads / s.kv_heads, sets = (group + kSumHeads - 1) / kSumHeads;
-  const uint32_t kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
-  const uint32_t row = BlockZ(), lane = ThreadId() % 32, all = a.n_cells[row];
-  const uint32_t heads = group - g0 < kSumHeads ? group - g0 : kSumHeads;
-  LODE_SHARED float tops[kSumHeads];
-  LODE_NO_UNROLL
-  for (uint32_t chunk = BlockX(); chunk * kAttendChunk < all; chunk += GridX()) {
-  const uint32_t first = chunk * kAttendChunk;
-  const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
-  if (chunk != BlockX()) SyncBlock();  // the last chunk's weights have been read
-  LocateCells(a, row, kv_head, first, n, a.cache.v_scales, &cells);
+  float* const e = reinterpret_cast<float*>(shared->weights);
+  const uint32_t lane = ThreadId() % 32;
   for (uint32_t g = ThreadId() / 32; g < heads; g += ThreadCount() / 32) {
-    const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g0 + g;
-    const float* scores = a.scores + head * a.cells_max;
-    float top;
-    if (chunk == BlockX()) {
-      top = TopScore(scores, all);
-      if (lane == 0) tops[g] = top;
-    } else {
-      top = tops[g];
-    }
+    const float* scores = a.scores + (head + g) * a.cells_max;
+    const float top = first_of_block ? TopScore(scores, all) : shared->tops[g];
+    if (lane == 0) shared->tops[g] = top;
     float p = 0;
     for (uint32_t i = lane; i < n; i += 32) {
       const float weight = Exp(Sub(scores[first + i], top));
@@ -215,37 +204,59 @@ AttendSumsKernel(AttendLaunch a) {
       p = Add(p, weight);
     }
     const float total = JoinLanes(p);
-    if (lane == 0) a.chunk_total[head * ChunksOf(a) + chunk] = total;
+    if (lane == 0) a.chunk_total[(head + g) * ChunksOf(a) + first / kAttendChunk] = total;
   }
-  SyncBlock();
-  const uint32_t d = ThreadId();
-  if (d >= s.dim) continue;
-  float sum[kSumHeads];
-  LODE_UNROLL
-  for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = 0.0f;
-  constexpr uint32_t kAhead = 16;  // values in flight
-  for (uint32_t base = 0; base < n; base += kAhead) {
-    float v[kAhead];
+}
+
+// Weighted values and weights of some chunks, for kSumHeads query heads of one KV head.
+template <KvType kType>
+LODE_KERNEL(kAttendHeadDimMax)
+AttendSumsKernel(AttendLaunch a) {
+  LetNextStart();
+  WaitForPrevious();
+  using namespace canonical;
+  LODE_SHARED ChunkShared shared;
+  const AttentionShape& s = a.shape;
+  const uint32_t group = s.heads / s.kv_heads, sets = (group + kSumHeads - 1) / kSumHeads;
+  const uint32_t kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
+  const uint32_t row = BlockZ(), all = a.n_cells[row], d = ThreadId();
+  const uint32_t heads = group - g0 < kSumHeads ? group - g0 : kSumHeads;
+  const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g0;
+  LODE_NO_UNROLL
+  for (uint32_t chunk = BlockX(); chunk * kAttendChunk < all; chunk += GridX()) {
+    const uint32_t first = chunk * kAttendChunk;
+    const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
+    if (chunk != BlockX()) SyncBlock();  // the last chunk's weights have been read
+    LocateCells(a, row, kv_head, first, n, a.cache.v_scales, &shared.cells);
+    ChunkWeights(a, head, heads, first, n, all, chunk == BlockX(), &shared);
+    SyncBlock();
+    if (d >= s.dim) continue;
+    float sum[kSumHeads];
     LODE_UNROLL
-    for (uint32_t i = 0; i < kAhead; ++i) {
-      const uint32_t c = base + i < n ? base + i : n - 1;
-      v[i] = CellValue<kType>(a.cache.pool + a.cache.v + cells.at[c], cells.scale[c], d);
-    }
-    LODE_UNROLL
-    for (uint32_t i = 0; i < kAhead; ++i) {
-      if (base + i >= n) continue;
-      // Heads that do not exist have whatever is there; nobody asks for their sums.
-      const Word4 w = weights[base + i];
-      const uint32_t of[kSumHeads] = {w.x, w.y, w.z, w.w};
+    for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = 0.0f;
+    constexpr uint32_t kAhead = 16;  // values in flight
+    for (uint32_t base = 0; base < n; base += kAhead) {
+      float v[kAhead];
       LODE_UNROLL
-      for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = Fma(FromBits(of[g]), v[i], sum[g]);
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        const uint32_t c = base + i < n ? base + i : n - 1;
+        v[i] = CellValue<kType>(a.cache.pool + a.cache.v + shared.cells.at[c],
+                                shared.cells.scale[c], d);
+      }
+      LODE_UNROLL
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (base + i >= n) continue;
+        // Heads that do not exist have whatever is there; nobody asks for their sums.
+        const Word4 w = shared.weights[base + i];
+        const uint32_t of[kSumHeads] = {w.x, w.y, w.z, w.w};
+        LODE_UNROLL
+        for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = Fma(FromBits(of[g]), v[i], sum[g]);
+      }
     }
-  }
-  LODE_UNROLL
-  for (uint32_t g = 0; g < kSumHeads; ++g) {
-    if (g < heads)
-      a.chunk_sum[ChunkAt(a, row, kv_head * group + g0 + g, chunk) * s.dim + d] = sum[g];
-  }
+    LODE_UNROLL
+    for (uint32_t g = 0; g < kSumHeads; ++g) {
+      if (g < heads) a.chunk_sum[((head + g) * ChunksOf(a) + chunk) * s.dim + d] = sum[g];
+    }
   }
 }
 
@@ -296,20 +307,19 @@ template <KvType kType>
 void LaunchScoresAndSums(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
   const uint32_t chunks = (args.cells_max + kAttendChunk - 1) / kAttendChunk;
-  const char* env = std::getenv("LODE_DENSE_GRID");
-  const uint32_t per = env == nullptr ? 2 : static_cast<uint32_t>(std::atoi(env));
-  const auto most = [&](uint32_t want, uint32_t times) {
-    const uint32_t fit = (per * multiprocessors + times - 1) / times;
+  // Blocks for `want` parts of each of `times` (row, head group)s.
+  const auto blocks = [](uint32_t want, uint32_t times) {
+    const uint32_t fit = (kAttendBlocks * multiprocessors + times - 1) / times;
     return want < fit ? want : fit;
   };
-  LaunchAhead(stream, {most(chunks * kChunkParts, s.kv_heads * n_rows), s.kv_heads, n_rows}, kThreads,
-              sizeof(float) * QueryHeads(s) * s.dim,
+  LaunchAhead(stream, {blocks(chunks * kChunkParts, s.kv_heads * n_rows), s.kv_heads, n_rows},
+              kThreads, sizeof(float) * QueryHeads(s) * s.dim,
               s.dim <= 32 * kShortDims ? &AttendScoresKernel<kType, kShortDims>
                                        : &AttendScoresKernel<kType, kLongDims>,
               args);
   const uint32_t sets = (s.heads / s.kv_heads + kSumHeads - 1) / kSumHeads;
-  LaunchAhead(stream, {most(chunks, s.kv_heads * sets * n_rows), s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0,
-              &AttendSumsKernel<kType>, args);
+  LaunchAhead(stream, {blocks(chunks, s.kv_heads * sets * n_rows), s.kv_heads * sets, n_rows},
+              (s.dim + 31) / 32 * 32, 0, &AttendSumsKernel<kType>, args);
 }
 
 }  // namespace

@@ -56,8 +56,9 @@ LODE_DEVICE void StepState(const float (&key)[kJ], float v, float beta, float de
 }
 
 // The last block of the launch to come here says that accepted rows are folded; all have read the
-// old count, which is all that the counter has to order: the state itself is for later launches, and
-// they wait. Blocks of sequences that the window has not got (y beyond n_seqs) do not come here.
+// old count, which is all that the counter has to order: the state itself is for later launches,
+// and they wait. Blocks of sequences that the window has not got (y beyond n_seqs) do not come
+// here.
 LODE_DEVICE void FinishFolding(const WindowBlock* window, uint32_t* folded, uint32_t* finished) {
   SyncBlock();
   if (ThreadId() != 0) return;

@@ -249,23 +249,19 @@ LODE_DEVICE void LoadNormed(const NarrowProduct& p, uint32_t i, uint32_t first, 
                     : 0.0f;
 }
 
-// The form of a row's columns of the mix, mixed[kNarrowRows], by four lanes of a warp; the others
-// are not inside.
-LODE_DEVICE void FinishMixedRow(const NarrowProduct& p, const float* mixed, uint32_t act,
-                                uint32_t column, bool inside, uint32_t first) {
-  float v[kLaneColumns];
-  LODE_UNROLL
-  for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = inside ? mixed[column + i] : 0.0f;
-  const uint32_t of32 = LargestOf32(v);
-  if (p.form.base != nullptr) StoreForm(p.form, 32, {act, first + column, inside}, v, of32);
-  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
-}
-// All rows, mixed[row][kNarrowRows], behind a barrier: eight of them are one warp.
+// The form of the block's columns of the mix, mixed[row][kNarrowRows]: behind a barrier. Four lanes
+// per row: eight rows are one warp.
 LODE_DEVICE void FinishMix(const NarrowProduct& p, const float* mixed, uint32_t first) {
   if (ThreadId() >= 32) return;
   const uint32_t act = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
-  const bool inside = act < p.n_rows;
-  FinishMixedRow(p, mixed + (inside ? act * kNarrowRows : 0), act, column, inside, first);
+  const LanePlace at = {act, first + column, act < p.n_rows};
+  float v[kLaneColumns];
+  LODE_UNROLL
+  for (uint32_t i = 0; i < kLaneColumns; ++i)
+    v[i] = at.inside ? mixed[act * kNarrowRows + column + i] : 0.0f;
+  const uint32_t of32 = LargestOf32(v);
+  if (p.form.base != nullptr) StoreForm(p.form, 32, at, v, of32);
+  if (of32 >= kInfinityBits) ReportNotFinite(p.y_check, act);
 }
 
 // Columns first..first + kNarrowRows of the mix, from the terms of all streams; then their form.

@@ -26,29 +26,32 @@ LODE_KERNEL(kThreads) RopeTablesKernel(RopeTables rope, const WindowBlock* windo
 
 constexpr uint32_t kNormThreads = 320;
 
-// One stream of one row, eight columns per thread. A write that is still due is done on the way.
-// With `real` false nothing is kept, and all inputs are the weights.
-LODE_DEVICE void NormStream(const HcNormArgs& a, bool real, const Eight& first_weight, float* x,
-                            float* slot) {
+// One stream of one row per block, eight columns per thread. A write that is still due is done on
+// the way.
+LODE_KERNEL(kNormThreads) HcNormKernel(HcNormArgs a) {
+  LetNextStart();
   using namespace canonical;
+  LODE_SHARED float slot;
+  float* x = reinterpret_cast<float*>(DynamicShared());
   const uint32_t row = BlockY(), first = BlockX() * a.hidden, own = ThreadId() * kLaneColumns;
-  const bool whole = a.hidden % kLaneColumns == 0, writes = a.y != nullptr;
+  const bool whole = a.hidden % kLaneColumns == 0;
   const size_t at = static_cast<size_t>(row) * a.streams * a.hidden + first;
-  const float* wide = real ? a.wide + at : a.weight + first;
-  const float* y = real ? a.y + static_cast<size_t>(row) * a.hidden : a.weight;
-  const float inject = writes ? *(real ? a.inject + row * a.streams + BlockX() : a.weight) : 0.0f;
+  // The norm's weights are constant: here before the launch ahead has ended.
+  Eight weight = LoadEight(a.weight + first + own, own < a.hidden ? a.hidden - own : 0, whole);
+  WaitForPrevious();
+  const float inject = a.y != nullptr ? a.inject[row * a.streams + BlockX()] : 0.0f;
+  const float* y = a.y != nullptr ? a.y + static_cast<size_t>(row) * a.hidden : nullptr;
   for (uint32_t i = own; i < a.hidden; i += kNormThreads * kLaneColumns) {
-    Eight r = LoadEight(wide + i, a.hidden - i, whole);
-    if (writes) {
+    Eight r = LoadEight(a.wide + at + i, a.hidden - i, whole);
+    if (y != nullptr) {
       const Eight added = LoadEight(y + i, a.hidden - i, whole);
       LODE_UNROLL
       for (uint32_t k = 0; k < kLaneColumns; ++k) r.v[k] = Fma(inject, added.v[k], r.v[k]);
-      if (real) StoreEight(a.wide + at + i, r, a.hidden - i, whole);
+      StoreEight(a.wide + at + i, r, a.hidden - i, whole);
     }
     StoreEight(x + i, r, a.hidden - i, true);
   }
-  const float scale = BlockRmsScale(x, a.hidden, a.eps, slot);
-  Eight weight = first_weight;
+  const float scale = BlockRmsScale(x, a.hidden, a.eps, &slot);
   // Whole warps go on, so that the exchanges of the forms have all lanes.
   for (uint32_t base = own / kWarpColumns * kWarpColumns; base < a.hidden;
        base += kNormThreads * kLaneColumns) {
@@ -56,25 +59,10 @@ LODE_DEVICE void NormStream(const HcNormArgs& a, bool real, const Eight& first_w
     if (i != own) weight = LoadEight(a.weight + first + i, left, whole);
     Eight r = LoadEight(x + i, left, true);
     LODE_UNROLL
-    for (uint32_t k = 0; k < kLaneColumns; ++k)
-      r.v[k] = real ? Mul(Mul(r.v[k], scale), weight.v[k]) : 0.0f;
-    if (real) StoreEight(a.normed + at + i, r, left, whole);
+    for (uint32_t k = 0; k < kLaneColumns; ++k) r.v[k] = Mul(Mul(r.v[k], scale), weight.v[k]);
+    StoreEight(a.normed + at + i, r, left, whole);
     if (a.check.window != nullptr)
-      FinishColumns(a.forms, a.check, {row, first + i, real && left != 0}, row, r.v);
-  }
-}
-
-LODE_KERNEL(kNormThreads) HcNormKernel(HcNormArgs a) {
-  LetNextStart();
-  LODE_SHARED float slot;
-  const uint32_t first = BlockX() * a.hidden, own = ThreadId() * kLaneColumns;
-  // The norm's weights are constant: here before the launch ahead has ended.
-  const Eight weight = LoadEight(a.weight + first + own, own < a.hidden ? a.hidden - own : 0,
-                                 a.hidden % kLaneColumns == 0);
-  LODE_NO_UNROLL
-  for (uint32_t round = a.rehearse ? 0 : 1; round < 2; ++round) {
-    if (round == 1) WaitForPrevious();
-    NormStream(a, round == 1, weight, reinterpret_cast<float*>(DynamicShared()), &slot);
+      FinishColumns(a.forms, a.check, {row, first + i, left != 0}, row, r.v);
   }
 }
 

@@ -30,11 +30,6 @@ struct CheckArgs {
   bool logits_only = false;
 };
 
-// Kernels that are told to rehearse do everything twice, first before the launch ahead has ended and
-// with constants for activations, of which nothing is kept: then their code is on the multiprocessor
-// when it counts. A layer's weights drive all code out of the caches before its next turn, and a
-// block that runs once waits for every line of it: several microseconds.
-
 // ---- products
 // How a product is cut: any valid shape gives the same bits. ChooseShape knows which is fast.
 struct ProductShape {
@@ -71,10 +66,6 @@ struct MatBatch {
   // The first two quantised matrices are gate and up, of as many rows: y of the first becomes
   // silu(gate) * up, y of the second is not written. For FormatKernels::swiglu.
   bool swiglu = false;
-  // The launch behind it may start its blocks at once: this one leaves it room.
-  bool next_at_once = false;
-  // Staged rows: see above. The last matrix must have as many bytes as the form of all rows.
-  bool rehearse = false;
 };
 
 // A product of a matrix with few columns, whose input every block quantises for itself: no launch
@@ -96,7 +87,6 @@ struct NarrowProduct {
   CheckArgs y_check = {};
   // One gate per row rides along: sigmoid of what is there. Null: none.
   float* gates = nullptr;  // [row]
-  bool rehearse = false;
 };
 
 struct DequantRows {
@@ -177,7 +167,6 @@ struct HcNormArgs {
   float eps = 0;
   ActForms forms;  // of normed; only when hidden is a multiple of 256
   CheckArgs check;
-  bool rehearse = false;
 };
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows);
 
@@ -330,7 +319,6 @@ struct RouterArgs {
   float* logits = nullptr;  // [row][experts]
   ActForms forms;           // of x
   CheckArgs check;
-  bool rehearse = false;
 };
 bool LaunchRouter(CUstream_st* stream, const RouterArgs& args, uint32_t n_rows);
 struct RouteArgs {

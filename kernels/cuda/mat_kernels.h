@@ -100,11 +100,10 @@ LODE_DEVICE DenseTile TileAt(const MatBatch& batch, const MatCut& cut, uint32_t 
           .valid = left < rows ? left : rows};
 }
 
-// Adds the terms of a tile (and keeps the sums when they are real); with swiglu, half a tile of gate and half a tile of up become one.
+// Adds the terms of a tile; with swiglu, half a tile of gate and half a tile of up become one.
 template <class F>
 LODE_DEVICE void FinishTile(const MatBatch& batch, const MatCut& cut, uint32_t at,
-                            const DenseTile& tile, const ListedRows& listed, const float* terms,
-                            bool real) {
+                            const DenseTile& tile, const ListedRows& listed, const float* terms) {
   using namespace canonical;
   LODE_SHARED float sums[kTileRowsMax][kWindowRowsMax];
   const MatTask& task = batch.tasks[TaskAt(batch, cut.float_blocks + at)];
@@ -114,7 +113,7 @@ LODE_DEVICE void FinishTile(const MatBatch& batch, const MatCut& cut, uint32_t a
   if (!batch.swiglu) {
     DenseChains<F>(tile.valid, listed.n, columns, terms,
                    [&](uint32_t row, uint32_t act, float value) {
-                     if (real) y[listed.row[act] * stride + row] = value;
+                     y[listed.row[act] * stride + row] = value;
                    });
     return;
   }
@@ -132,7 +131,6 @@ LODE_KERNEL_FITTING(kStagedThreadsMax, 2)
 StagedMatKernel(MatBatch batch, MatCut cut) {
   LODE_SHARED ListedRows listed;
   float* terms = reinterpret_cast<float*>(DynamicShared());
-  if (batch.next_at_once) LetNextStart();
   if (BlockX() < cut.float_blocks) {
     LetNextStart();
     FloatTile(batch, cut.floats, &listed, terms);
@@ -149,38 +147,21 @@ StagedMatKernel(MatBatch batch, MatCut cut) {
   uint32_t at = BlockX() - cut.float_blocks;
   stage(at, 0);
   stage(cut.stages == 2 ? at + step : cut.tiles, 1);
-  bool real = !batch.rehearse;
-  ActForm form = batch.source.form;
-  if (real) {
-    WaitAndList(batch, &listed);
-  } else {
-    ListRows(batch, &listed);
-    form.base = const_cast<uint8_t*>(batch.tasks[batch.n_tasks - 1].w);
-  }
+  WaitAndList(batch, &listed);
   if (listed.n == 0) {
-    WaitForPrevious();
     WaitForCopies();
     return;
   }
-  LODE_NO_UNROLL
-  for (uint32_t round = 0; at < cut.tiles;) {
+  for (uint32_t round = 0; at < cut.tiles; ++round, at += step) {
     WaitForEarlierCopies();
     SyncBlock();  // the tile is there, and the last one's terms have been added
     const DenseTile tile = TileAt(batch, cut, at);
-    DenseTerms<F, false>(tile, stages + round % cut.stages * cut.stage_bytes, form, listed.row,
-                         listed.n, batch.source.columns, terms);
-    if (real && at + step >= cut.tiles) LetNextStart();
+    DenseTerms<F, false>(tile, stages + round % cut.stages * cut.stage_bytes, batch.source.form,
+                         listed.row, listed.n, batch.source.columns, terms);
+    if (at + step >= cut.tiles) LetNextStart();
     SyncBlock();
-    if (real) stage(cut.stages == 2 ? at + 2 * step : cut.tiles, round);
-    FinishTile<F>(batch, cut, at, tile, listed, terms, real);
-    if (real) {
-      ++round;
-      at += step;
-    } else {  // the same tile again
-      real = true;
-      form = batch.source.form;
-      WaitForPrevious();
-    }
+    stage(cut.stages == 2 ? at + 2 * step : cut.tiles, round);
+    FinishTile<F>(batch, cut, at, tile, listed, terms);
   }
 }
 

@@ -60,8 +60,7 @@ LODE_DEVICE void FloatTile(const MatBatch& batch, const FloatCut& cut, ListedRow
     source.f = task.own_x, source.f_stride = source.columns = task.own_columns;
   StagedFloatProduct(
       task.format, task.w + first * task.row_bytes, task.row_bytes,
-      left < cut.rows ? left : cut.rows, source, cut, item % groups * cut.acts, *listed,
-      shared,
+      left < cut.rows ? left : cut.rows, source, cut, item % groups * cut.acts, *listed, shared,
       [&] { WaitAndList(batch, listed); },
       [&](uint32_t row, uint32_t act, float value) {
         using namespace canonical;

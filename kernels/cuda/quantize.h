@@ -120,9 +120,7 @@ LODE_DEVICE bool StoreForms(const ActForms& forms, const LanePlace& at,
   return of256 < kInfinityBits;
 }
 
-// check.window null: nobody asks.
 LODE_DEVICE void ReportNotFinite(const CheckArgs& check, uint32_t row) {
-  if (check.window == nullptr) return;
   if (check.logits_only && check.window->params.rows[row].needs_logits == 0) return;
   AtomicMin(&check.window->not_finite, static_cast<uint64_t>(check.layer) << 32 |
                                            static_cast<uint64_t>(check.part) << 16 | row);

@@ -34,20 +34,15 @@ LODE_KERNEL(kThreads) RouterKernel(RouterArgs a, uint32_t n_rows) {
   const uint32_t logit_blocks = (a.experts + kRouterRows - 1) / kRouterRows;
   const uint32_t warp = ThreadId() / 32, lane = ThreadId() % 32;
   if (BlockX() >= logit_blocks) {
+    WaitForPrevious();
     const uint32_t row = BlockX() - logit_blocks;
     const float* x = a.x + static_cast<size_t>(row) * a.columns;
-    LODE_NO_UNROLL
-    for (uint32_t round = a.rehearse ? 0 : 1; round < 2; ++round) {
-    const bool real = round == 1;
-    if (real) WaitForPrevious();
     for (uint32_t base = warp * kWarpColumns; base < a.columns; base += kThreads * kLaneColumns) {
       const uint32_t at = base + lane * kLaneColumns;
       float v[kLaneColumns];
       LODE_UNROLL
-      for (uint32_t i = 0; i < kLaneColumns; ++i)
-        v[i] = real && at + i < a.columns ? x[at + i] : 0.0f;
-      FinishColumns(a.forms, a.check, {row, at, real && at < a.columns}, row, v);
-    }
+      for (uint32_t i = 0; i < kLaneColumns; ++i) v[i] = at + i < a.columns ? x[at + i] : 0.0f;
+      FinishColumns(a.forms, a.check, {row, at, at < a.columns}, row, v);
     }
     return;
   }
@@ -62,18 +57,16 @@ LODE_KERNEL(kThreads) RouterKernel(RouterArgs a, uint32_t n_rows) {
   } else {
     LoadWeights<decode::BF16>(row, n, w);
   }
-  bool real = !a.rehearse;
-  if (real) WaitForPrevious();
-  LODE_NO_UNROLL
-  for (uint32_t first = 0; first < n_rows;) {
+  WaitForPrevious();
+  for (uint32_t first = 0; first < n_rows; first += kRouterActs) {
     const uint32_t acts = n_rows - first < kRouterActs ? n_rows - first : kRouterActs;
     if (first != 0) SyncBlock();
-    if (real) for (uint32_t i = 4 * ThreadId(); i < acts * a.columns; i += 4 * kThreads)
+    for (uint32_t i = 4 * ThreadId(); i < acts * a.columns; i += 4 * kThreads)
       CopyAhead16(x + i, a.x + static_cast<size_t>(first) * a.columns + i);
     WaitForCopies();
     SyncBlock();
     const uint32_t mine = warp / kRouterRows * kRouterHalf;
-    if (mine < acts) {  // whole warps
+    if (mine >= acts) continue;  // whole warps
     // A second row that is not there repeats the first.
     const float* x0 = x + mine * a.columns + lane;
     const float* x1 = mine + 1 < acts ? x0 + a.columns : x0;
@@ -87,19 +80,10 @@ LODE_KERNEL(kThreads) RouterKernel(RouterArgs a, uint32_t n_rows) {
     }
     p0 = JoinLanes(p0);
     p1 = JoinLanes(p1);
-    if (real && lane == 0 && expert < a.experts) {
+    if (lane != 0 || expert >= a.experts) continue;
     float* out = a.logits + static_cast<size_t>(first + mine) * a.experts + expert;
     out[0] = p0;
     if (mine + 1 < acts) out[a.experts] = p1;
-    }
-    }
-    if (real) {
-      first += kRouterActs;
-    } else {
-      real = true;
-      SyncBlock();
-      WaitForPrevious();
-    }
   }
 }
 

@@ -184,18 +184,9 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   LODE_NO_UNROLL
   for (uint32_t i = 0; i + 1 < kDepth; ++i)
     FeedSegment(batch, cut, segments, step, ring + i * kSlot, &feed);
-  LODE_NO_UNROLL
-  for (uint32_t round = batch.rehearse ? 0 : 1; round < 2; ++round) {
-    ActForm form = batch.source.form;
-    if (round == 1) {
-      WaitAndList(batch, &listed);
-    } else {
-      ListRows(batch, &listed);
-      form.base = const_cast<uint8_t*>(batch.tasks[batch.n_tasks - 1].w);
-    }
-    ArrangeActs(form, listed, columns, shared);
-    SyncBlock();
-  }
+  WaitAndList(batch, &listed);
+  ArrangeActs(batch.source.form, listed, columns, shared);
+  SyncBlock();
   const uint32_t n_acts = listed.n, g = lane / 4, t = lane % 4;
   if (n_acts == 0) tile = cut.tiles;
   // Lanes beyond the last activation row repeat it.

@@ -6,7 +6,6 @@
 // and its launch.
 #pragma once
 
-#include <cstdlib>
 #include <type_traits>
 
 #include "kernels/cuda/dense.h"
@@ -41,18 +40,15 @@ LODE_DEVICE Word4 ActWords(const uint32_t* y, uint32_t t) {
   return Word4{FunnelRight(y[t], y[t + 1], 16), high, y[8 + t], y[12 + t]};
 }
 
-// Adds the terms of pairs first.. of rows 2 t and 2 t + 1 of the eight that begin at `rows`, with
-// activation row act. Several at a time: a warp has few others beside it to hide behind.
-template <uint32_t kPairs>
-LODE_DEVICE void AddPairs(const uint8_t* rows, uint32_t row_bytes, const ActForm& form,
-                          uint32_t act, uint32_t first, float (&sum)[2]) {
+// Sums of rows 2 t and 2 t + 1 of the eight that begin at `rows`, with activation row act.
+LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActForm& form,
+                            uint32_t act, uint32_t pairs, float (&sum)[2]) {
   using namespace canonical;
   const uint32_t lane = ThreadId() % 32, g = lane / 4, t = lane % 4;
   const uint8_t* codes = form.base + act * form.stride;
-  const float* scales = reinterpret_cast<const float*>(codes + form.d_offset) + 2 * first;
-  LODE_UNROLL
-  for (uint32_t j = 0; j < kPairs; ++j) {
-    const uint32_t p = first + j;
+  const float* scales = reinterpret_cast<const float*>(codes + form.d_offset);
+  sum[0] = sum[1] = 0.0f;
+  for (uint32_t p = 0; p < pairs; ++p) {
     const uint32_t* w = reinterpret_cast<const uint32_t*>(rows + g * row_bytes + p * kPairBytes);
     const uint32_t last = w[5 + t];
     const uint32_t high = t == 3 ? BytePermute(w[0], last, 0x5432u) : last;
@@ -65,40 +61,8 @@ LODE_DEVICE void AddPairs(const uint8_t* rows, uint32_t row_bytes, const ActForm
       const uint8_t* pair = rows + (2 * t + i) * row_bytes + p * kPairBytes;
       const float of_even = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair));
       const float of_odd = HalfToFloat(*reinterpret_cast<const uint16_t*>(pair + kBlockBytes));
-      sum[i] = Add(sum[i], Mul(even[i], Mul(of_even, scales[2 * j])));
-      sum[i] = Add(sum[i], Mul(odd[i], Mul(of_odd, scales[2 * j + 1])));
-    }
-  }
-}
-template <uint32_t kPairs>
-LODE_DEVICE void NarrowSums(const uint8_t* rows, uint32_t row_bytes, const ActForm& form,
-                            uint32_t act, uint32_t pairs, float (&sum)[2]) {
-  sum[0] = sum[1] = 0.0f;
-  uint32_t p = 0;
-  if constexpr (kPairs > 1) {
-    LODE_NO_UNROLL
-    for (; p + kPairs <= pairs; p += kPairs) AddPairs<kPairs>(rows, row_bytes, form, act, p, sum);
-  }
-  LODE_NO_UNROLL
-  for (; p < pairs; ++p) AddPairs<1>(rows, row_bytes, form, act, p, sum);
-}
-
-// u = silu(x / streams) of all rows.
-LODE_DEVICE void SiluOfInput(const NarrowProduct& p, float inverse, float* u) {
-  using namespace canonical;
-  constexpr uint32_t kAhead = 4;  // loads in flight: 1,280 values at four rows are one round
-  const uint32_t n = p.n_rows * p.columns;
-  for (uint32_t first = ThreadId(); first < n; first += kAhead * ThreadCount()) {
-    float x[kAhead];
-    LODE_UNROLL
-    for (uint32_t j = 0; j < kAhead; ++j) {
-      const uint32_t i = first + j * ThreadCount();
-      x[j] = i < n ? p.x[i] : 0.0f;
-    }
-    LODE_UNROLL
-    for (uint32_t j = 0; j < kAhead; ++j) {
-      const uint32_t i = first + j * ThreadCount();
-      if (i < n) u[i] = Silu(Mul(x[j], inverse));
+      sum[i] = Add(sum[i], Mul(even[i], Mul(of_even, scales[2 * p])));
+      sum[i] = Add(sum[i], Mul(odd[i], Mul(of_odd, scales[2 * p + 1])));
     }
   }
 }
@@ -117,44 +81,44 @@ LODE_DEVICE Word2 NormedPair(const NarrowProduct& p, uint32_t first, uint32_t ac
       p.normed + (static_cast<size_t>(act) * p.streams + at.stream) * p.rows + first + at.column);
 }
 
-// The streams' gated values become the mix and its form: a warp has the columns of one row.
-LODE_DEVICE void MixGated(const NarrowProduct& p, bool real, const float* gated, uint32_t first, float inverse,
+// The streams' gated values become the mix and its form.
+LODE_DEVICE void MixGated(const NarrowProduct& p, const float* gated, uint32_t first, float inverse,
                           float* mixed) {
   using namespace canonical;
-  const uint32_t n = p.n_rows * kNarrowRows, lane = ThreadId() % 32;
-  for (uint32_t row = ThreadId() / 32; row < p.n_rows; row += ThreadCount() / 32) {
-    const uint32_t i = row * kNarrowRows + lane;
+  const uint32_t n = p.n_rows * kNarrowRows;
+  for (uint32_t i = ThreadId(); i < n; i += ThreadCount()) {
     float x = gated[i];
     for (uint32_t s = 1; s < p.streams; ++s) x = Add(x, gated[s * n + i]);
     mixed[i] = Mul(x, inverse);
-    if (real) p.y[static_cast<size_t>(row) * p.rows + first + lane] = mixed[i];
-    SyncWarp();
-    FinishMixedRow(p, mixed + row * kNarrowRows, row, lane * kLaneColumns, real && lane < 4, first);
+    p.y[static_cast<size_t>(i / kNarrowRows) * p.rows + first + i % kNarrowRows] = mixed[i];
   }
+  SyncBlock();
+  FinishMix(p, mixed, first);
 }
-static_assert(kNarrowRows == 32);
 
-// The block's rows under p's input; with `real` false nothing is kept.
-template <uint32_t kPairs>
-LODE_DEVICE void NarrowRows(const NarrowProduct& p, bool real, const TensorNarrowLayout& l,
-                            const NarrowBlock& b, float inverse) {
+template <class F>
+LODE_KERNEL(kProductThreadsMax)
+TensorNarrowKernel(NarrowProduct p) {
+  static_assert(std::is_same_v<F, decode::Q8_0>);
   using namespace canonical;
+  LetNextStart();
+  const TensorNarrowLayout l = LayOutTensorNarrow(p);
   uint8_t* shared = DynamicShared();
+  const NarrowBlock b = BeginNarrow(p, l, shared);
   const uint32_t first = b.first;
   float* u = reinterpret_cast<float*>(shared + l.u);
   float* gated = reinterpret_cast<float*>(shared + l.gated);
+  const float inverse = p.streams != 0 ? Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
   const uint32_t warp = ThreadId() / 32, g = ThreadId() % 32 / 4;
   const uint32_t act = g < p.n_rows ? g : p.n_rows - 1;  // lanes beyond the last row repeat it
+  WaitForPrevious();
+  NarrowGates(p);
   const uint32_t tiles = l.parts * kNarrowTiles;
   Word2 normed = {0, 0};
   if (p.streams != 0 && warp < tiles) normed = NormedPair(p, first, act, PlaceOf(warp));
   if (p.streams != 0) {
-    if constexpr (kPairs == 0) {
-      for (uint32_t i = ThreadId(); i < p.n_rows * p.columns; i += ThreadCount())
-        u[i] = Silu(Mul(p.x[i], inverse));
-    } else {
-      SiluOfInput(p, inverse, u);
-    }
+    for (uint32_t i = ThreadId(); i < p.n_rows * p.columns; i += ThreadCount())
+      u[i] = Silu(Mul(p.x[i], inverse));
     SyncBlock();
   }
   QuantizeNarrow(p, p.streams != 0 ? u : p.x, b.form, inverse);
@@ -164,9 +128,9 @@ LODE_DEVICE void NarrowRows(const NarrowProduct& p, bool real, const TensorNarro
   for (uint32_t t = warp; t < tiles; t += ThreadCount() / 32) {
     const NarrowPlace at = PlaceOf(t);
     float sum[2];
-    NarrowSums<kPairs>(shared + at.stream * PartStageBytes(kNarrowRows, p.row_bytes) +
-                           t % kNarrowTiles * kTensorRows * row_bytes,
-                       row_bytes, b.form, act, p.columns / 64, sum);
+    NarrowSums(shared + at.stream * PartStageBytes(kNarrowRows, p.row_bytes) +
+                   t % kNarrowTiles * kTensorRows * row_bytes,
+               row_bytes, b.form, act, p.columns / 64, sum);
     if (p.streams != 0) {
       if (t != warp) normed = NormedPair(p, first, act, at);
       float* to = gated + (at.stream * p.n_rows + act) * kNarrowRows + at.column;
@@ -181,47 +145,7 @@ LODE_DEVICE void NarrowRows(const NarrowProduct& p, bool real, const TensorNarro
   }
   if (p.streams == 0) return;
   SyncBlock();
-  if constexpr (kPairs == 0) {
-    float* mixed = reinterpret_cast<float*>(shared + l.mixed);
-    const uint32_t n = p.n_rows * kNarrowRows;
-    for (uint32_t i = ThreadId(); i < n; i += ThreadCount()) {
-      float x = gated[i];
-      for (uint32_t s = 1; s < p.streams; ++s) x = Add(x, gated[s * n + i]);
-      mixed[i] = Mul(x, inverse);
-      if (real)
-        p.y[static_cast<size_t>(i / kNarrowRows) * p.rows + first + i % kNarrowRows] = mixed[i];
-    }
-    SyncBlock();
-    if (ThreadId() >= 32) return;
-    const uint32_t row = ThreadId() / 4, column = ThreadId() % 4 * kLaneColumns;
-    const bool inside = row < p.n_rows && real;
-    FinishMixedRow(p, mixed + (inside ? row * kNarrowRows : 0), row, column, inside, first);
-  } else {
-    MixGated(p, real, gated, first, inverse, reinterpret_cast<float*>(shared + l.mixed));
-  }
-}
-
-template <class F, uint32_t kPairs>
-LODE_KERNEL(kProductThreadsMax)
-TensorNarrowKernel(NarrowProduct p) {
-  static_assert(std::is_same_v<F, decode::Q8_0>);
-  LetNextStart();
-  const TensorNarrowLayout l = LayOutTensorNarrow(p);
-  const NarrowBlock b = BeginNarrow(p, l, DynamicShared());
-  const float inverse = p.streams != 0 ? canonical::Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
-  LODE_NO_UNROLL
-  for (uint32_t round = p.rehearse ? 0 : 1; round < 2; ++round) {
-    NarrowProduct now = p;
-    if (round == 1) {
-      WaitForPrevious();
-      NarrowGates(p);
-    } else {
-      // Any constants that are as many bytes: a row of weights has more than all rows' activations.
-      now.x = now.normed = reinterpret_cast<const float*>(p.w);
-      now.check.window = nullptr;
-    }
-    NarrowRows<kPairs>(now, round == 1, l, b, inverse);
-  }
+  MixGated(p, gated, first, inverse, reinterpret_cast<float*>(shared + l.mixed));
 }
 
 template <class F>
@@ -239,12 +163,7 @@ bool LaunchTensorNarrow([[maybe_unused]] CUstream_st* stream,
     if (threads < tiles * 32) threads = tiles * 32;
     if (threads > kProductThreadsMax) threads = kProductThreadsMax;
     const uint32_t blocks = (p.rows + kNarrowRows - 1) / kNarrowRows;
-    const char* env = std::getenv("LODE_DENSE_PAIRS");
-    LaunchAhead(stream, {blocks}, threads, bytes,
-                env == nullptr || env[0] == '0' ? &TensorNarrowKernel<F, 0>
-                : env[0] == '5'                 ? &TensorNarrowKernel<F, 5>
-                                                : &TensorNarrowKernel<F, 1>,
-                p);
+    LaunchAhead(stream, {blocks}, threads, bytes, &TensorNarrowKernel<F>, p);
     return true;
   }
   return false;

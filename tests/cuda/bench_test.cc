@@ -292,42 +292,28 @@ class Stages {
   std::vector<const cuda::ExpertList*> lists;
 };
 
+// LODE_CUDA_BENCH_ROWS: one row count, launches overlapping alone. LODE_CUDA_BENCH_POSITION: of the
+// window's first row.
 TEST_F(CudaBench, StagesOfALayer) {
+  const char* const only = std::getenv("LODE_CUDA_BENCH_ROWS");
+  const char* const at = std::getenv("LODE_CUDA_BENCH_POSITION");
+  std::vector<uint32_t> sizes = {1, 4, 8};
+  if (only != nullptr) sizes = {static_cast<uint32_t>(std::atoi(only))};
+  const uint32_t position = at == nullptr ? 1000 : static_cast<uint32_t>(std::atoi(at));
   for (const char* pack : {"q2_0", "ud_q4_k_xl"}) {
     if (!Wanted().empty() && pack != std::string("q2_0")) continue;
     StatusOr<std::unique_ptr<CudaEngine>> engine =
         CudaEngine::Create(fmt::format("synth:layers=8,experts=80,vocab=32768,ple=0,pack={}", pack),
                            {.threads = 1, .slots = 1, .context = 4096});
     ASSERT_TRUE(engine.ok()) << engine.status();
-    const char* const only = std::getenv("LODE_CUDA_BENCH_ROWS");
-    std::vector<uint32_t> sizes = {1, 4, 8};
-    if (only != nullptr) sizes = {static_cast<uint32_t>(std::atoi(only))};
     for (const uint32_t rows : sizes) {
       for (const bool overlap : {false, true}) {
-        if (only != nullptr && !overlap) continue;
+        if (sizes.size() == 1 && !overlap) continue;
         cuda::launches_overlap = overlap;  // where the card cannot, nothing changes
-        std::printf("time: pack %s, %u rows at position 1000, launches %s\n", pack, rows,
+        std::printf("time: pack %s, %u rows at position %u, launches %s\n", pack, rows, position,
                     overlap ? "overlap" : "one after the other");
-        const char* variants = std::getenv("LODE_DENSE_VARIANTS");
-        for (std::string v = variants == nullptr ? "" : variants; !v.empty();) {
-          const std::string one = v.substr(0, v.find(';'));
-          v = v.find(';') == std::string::npos ? "" : v.substr(v.find(';') + 1);
-          int deep = 1, early = 1, mix = 0, grid = 2, position = 1000;
-          std::sscanf(one.c_str(), "%d,%d,%d,%d,%d", &deep, &early, &mix, &grid, &position);
-          setenv("LODE_DENSE_PAIRS", std::to_string(mix).c_str(), 1);
-          setenv("LODE_DENSE_DRY", std::to_string(deep).c_str(), 1);
-          setenv("LODE_DENSE_GRID", std::to_string(grid).c_str(), 1);
-          if (mix != 0) setenv("LODE_DENSE_MIX", "1", 1); else unsetenv("LODE_DENSE_MIX");
-          setenv("LODE_DENSE_DEEP", std::to_string(deep).c_str(), 1);
-          setenv("LODE_DENSE_EARLY", std::to_string(early).c_str(), 1);
-          std::printf("time: variant dry %d early %d pairs %d grid %d position %d\n", deep, early, mix, grid, position);
-          Stages stages(**engine, rows, position);
-          stages.All();
-        }
-        if (variants == nullptr) {
-          Stages stages(**engine, rows, 1000);
-          stages.All();
-        }
+        Stages stages(**engine, rows, position);
+        stages.All();
       }
     }
   }
