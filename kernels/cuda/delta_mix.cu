@@ -243,13 +243,14 @@ DeltaMixKernel(DeltaMixArgs a) {
       state[static_cast<size_t>(kLanesPerColumn * j + l) * kDim + column] = s[j];
     SyncBlock();  // the rows have been read
   }
-  FinishFolding(a.step.window, a.step.folded, a.step.finished);
   WaitForPrevious();
   MakeGates<kDim>(a.conv, seq, at.head, &rows);
   if (part < kParts)
     Convolve(a.conv, seq, static_cast<uint32_t>(channel), width,
              part == kValue || at.head == at.key_head, taps, &rows.v[0][i], kParts * kDim);
   SyncBlock();
+  // Now, because at the end everybody would wait for the counter. The last warp has least to do.
+  if (i == ThreadCount() - 32) ArriveFolded(a.step.window, a.step.folded, a.step.finished);
   NormAndKeep<kDim>(a.conv, seq, at, &rows);
   RowGate<kDim> gate = {};
   const uint32_t own_row = seq.first_row + i / 32;
