@@ -135,7 +135,6 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   s.forms = forms(widest, kWindowRowsMax);
   s.pair_forms = forms(c.expert_width, pairs);
   s.normed = rows_of(c.WideWidth()), s.low = rows_of(c.hc_rank), s.up = rows_of(c.WideWidth());
-  s.inject_dot = rows_of(c.streams);
   s.qkv = rows_of(c.SsmConvWidth()), s.z = rows_of(c.SsmValueWidth());
   s.beta = rows_of(c.ssm_value_heads), s.alpha = rows_of(c.ssm_value_heads);
   s.query = rows_of(c.SsmKeyWidth()), s.mixed = rows_of(c.SsmValueWidth());
@@ -148,6 +147,7 @@ size_t CudaDevice::Impl::Carve(uint8_t* base) {
   s.attended = rows_of(c.heads * c.head_dim);
   s.block_scores = rows_of(blocks_max);
   s.cells = words(cells_max * kWindowRowsMax), s.n_cells = words(kWindowRowsMax);
+  s.arrived = words(kWindowRowsMax);
   s.scores = rows_of(cells_max * c.heads);
   s.chunk_total = rows_of(size_t{chunks} * c.heads);
   s.chunk_sum = rows_of(size_t{chunks} * c.heads * c.head_dim);
@@ -180,17 +180,20 @@ StatusOr<void*> CudaDevice::Allocate(const std::string& what, size_t bytes) {
 const std::vector<DeviceAllocation>& CudaDevice::allocations() const { return impl_->allocations; }
 
 void CudaDevice::Upload(void* device, const void* host, size_t bytes) {
+  impl_->FlushGates();
   impl_->FlushWrite();
   impl_->x_source = nullptr;  // it may be what is overwritten
   cuda::CopyAsync(device, host, bytes, impl_->stream);
   if (!cuda::IsCapturing(impl_->stream)) cuda::Synchronize(impl_->stream);
 }
 void CudaDevice::Download(void* host, const void* device, size_t bytes) {
+  impl_->FlushGates();
   impl_->FlushWrite();
   cuda::CopyAsync(host, device, bytes, impl_->stream);
   if (!cuda::IsCapturing(impl_->stream)) cuda::Synchronize(impl_->stream);
 }
 void CudaDevice::Zero(void* device, size_t bytes) {
+  impl_->FlushGates();
   impl_->FlushWrite();
   impl_->x_source = nullptr;
   cuda::ZeroAsync(device, bytes, impl_->stream);
@@ -206,13 +209,17 @@ void CudaDevice::StageWindow(const StepParams& params) {
 }
 void CudaDevice::BeginWindow(const StepParams& params) {
   impl_->pending = {};  // of an aborted window
+  impl_->due_gates = {};
   impl_->mixing = nullptr;
   StageWindow(params);
   impl_->layer = 0;
   impl_->x_source = nullptr;
   cuda::CopyAsync(impl_->block, impl_->staged, sizeof(cuda::WindowBlock), impl_->stream);
 }
-void CudaDevice::BeginLayer(uint32_t layer) { impl_->layer = layer; }
+void CudaDevice::BeginLayer(uint32_t layer) {
+  impl_->layer = layer;
+  impl_->reads = 0;
+}
 
 void CudaDevice::EnqueueOutcome(uint64_t* pinned_word) {
   cuda::CopyAsync(pinned_word, &impl_->block->not_finite, sizeof(uint64_t), impl_->stream);
@@ -257,24 +264,54 @@ void CudaDevice::Embed(const WeightMatrix& table, float* wide) {
 
 void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* inject) {
   Impl& d = *impl_;
-  const ModelConfig& c = d.config;
-  Impl::Scratch& s = d.scratch;
-  const uint32_t width = c.WideWidth();
+  d.FlushGates();
   d.Wrote(x);
   const Impl::Input normed = d.HcNorm(w, wide);
-  if (w.inject != nullptr) {
-    const WeightMatrix gates = {reinterpret_cast<const uint8_t*>(w.inject), Format::kF32, c.streams,
-                                width, width * sizeof(float)};
-    d.Mat({{&w.down, s.low}, {&gates, s.inject_dot}}, normed);
-  } else {
-    d.Mat({{&w.down, s.low}}, normed);
-  }
-  d.HcMix(w, x, inject);
+  // The gates of a layer's first read ride in its mixer's projections, a long launch; those of the
+  // second beside the down matrix.
+  const Impl::DueGates gates = {w.inject, inject};
+  const bool before_mixer = d.reads++ == 0;
+  if (!before_mixer) d.due_gates = gates;
+  d.Mat({{&w.down, d.scratch.low}}, normed);
+  if (before_mixer) d.due_gates = gates;
+  d.HcMix(w, x);
   d.x_source = x;
   cuda::CheckLaunches("hyper-connection read");
 }
 
-void CudaDevice::Impl::HcMix(const HcWeights& w, float* x, float* inject) {
+// The write gates of the last read, inject = 2 sigmoid(weight . normed / streams). Nobody needs
+// them before the write.
+bool CudaDevice::Impl::TakeGates(cuda::MatBatch* batch) {
+  if (due_gates.weight == nullptr || batch->n_tasks == cuda::kMatTasksMax) return false;
+  const uint32_t width = config.WideWidth();
+  batch->tasks[batch->n_tasks++] = {
+      .w = reinterpret_cast<const uint8_t*>(due_gates.weight),
+      .row_bytes = width * sizeof(float),
+      .y = due_gates.inject,
+      .rows = config.streams,
+      .format = Format::kF32,
+      .own_x = scratch.normed,
+      .own_columns = width,
+      .gate_factor = canonical::Div(1.0f, static_cast<float>(config.streams))};
+  return true;
+}
+
+void CudaDevice::Impl::FlushGates() {
+  cuda::MatBatch batch;
+  batch.n_rows = rows();
+  batch.source = {.f = scratch.normed,
+                  .f_stride = config.WideWidth(),
+                  .columns = config.WideWidth(),
+                  .form = {}};
+  if (!TakeGates(&batch)) return;
+  due_gates = {};
+  cuda::KernelsOf(Format::kF32)
+      .mat(s(), batch,
+           cuda::ChooseShape(Format::kF32, config.streams, config.WideWidth(), rows(),
+                             card.multiprocessors));
+}
+
+void CudaDevice::Impl::HcMix(const HcWeights& w, float* x) {
   const ModelConfig& c = config;
   constexpr uint32_t kForm = 0;  // blocks of 32: what the fused kernel makes
   const cuda::CheckArgs check = Check(cuda::LayerPart::kMixer);
@@ -293,15 +330,12 @@ void CudaDevice::Impl::HcMix(const HcWeights& w, float* x, float* inject) {
                         .streams = c.streams,
                         .normed = scratch.normed,
                         .form = Forms(scratch.x_forms, c.hidden, 1u << kForm).form[kForm],
-                        .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr),
-                        .gate_dots = scratch.inject_dot,
-                        .gates = inject,
-                        .gates_per_row = w.inject != nullptr ? c.streams : 0});
+                        .y_check = Check(cuda::LayerPart::kMixer, w.inject == nullptr)});
   x_made = fused ? 1u << kForm : ~0u;
-  if (!fused) HcMixApart(w, x, inject);
+  if (!fused) HcMixApart(w, x);
 }
 
-void CudaDevice::Impl::HcMixApart(const HcWeights& w, float* x, float* inject) {
+void CudaDevice::Impl::HcMixApart(const HcWeights& w, float* x) {
   const ModelConfig& c = config;
   const Input low = {.x = scratch.low,
                      .columns = c.hc_rank,
@@ -311,8 +345,6 @@ void CudaDevice::Impl::HcMixApart(const HcWeights& w, float* x, float* inject) {
                      {.low = scratch.low,
                       .rank = c.hc_rank,
                       .streams = c.streams,
-                      .inject_dot = scratch.inject_dot,
-                      .inject = w.inject != nullptr ? inject : nullptr,
                       .forms = low.forms,
                       .check = Check(cuda::LayerPart::kMixer)},
                      rows());
@@ -357,6 +389,7 @@ CudaDevice::Impl::Input CudaDevice::Impl::HcNorm(const HcWeights& w, const float
 }
 
 void CudaDevice::HcWrite(const float* y, const float* inject, float* wide) {
+  impl_->FlushGates();
   impl_->FlushWrite();
   impl_->Wrote(wide);
   impl_->pending = {y, inject, wide};

@@ -100,6 +100,7 @@ void CudaDevice::DraftInput(const DraftWeights& w, const WeightMatrix& embed, co
 
 void CudaDevice::ContinueWindow(uint32_t n_rows) {
   impl_->pending = {};
+  impl_->due_gates = {};
   impl_->staged->params.n_rows = n_rows;  // of the launches that follow; not copied
   impl_->layer = 0;
   impl_->x_source = nullptr;

@@ -34,12 +34,12 @@ struct CudaDevice::Impl {
   };
   struct Scratch {
     FormBuffer x_forms, forms, pair_forms;
-    float *normed, *low, *up, *inject_dot;
+    float *normed, *low, *up;
     float *qkv, *z, *beta, *alpha, *query, *mixed;
     uint32_t* finished;
     float *inv_freq, *sin, *cos;
     float *q, *k, *v, *index_q, *index_k, *attended, *block_scores;
-    uint32_t *cells, *n_cells;
+    uint32_t *cells, *n_cells, *arrived;
     float *scores, *chunk_total, *chunk_sum;
     float *router_logits, *shared_gate, *shared_up, *shared_inject;
     float *expert_hidden, *expert_up;
@@ -72,6 +72,14 @@ struct CudaDevice::Impl {
     float* wide = nullptr;
   };
   void FlushWrite();
+  // Write gates of the last HcRead that are still to be made; TakeGates adds them to a batch
+  // (false: there are none, or no room), FlushGates makes them at once.
+  struct DueGates {
+    const float* weight = nullptr;  // [streams][streams * hidden]
+    float* inject = nullptr;
+  };
+  bool TakeGates(cuda::MatBatch* batch);
+  void FlushGates();
   Input HcNorm(const HcWeights& w, const float* wide);
   // An output overwrites a vector whose forms were kept.
   void Wrote(const float* p) {
@@ -82,8 +90,8 @@ struct CudaDevice::Impl {
   void Mat(std::initializer_list<CudaMatJob> jobs, const Input& input, bool logits_only = false);
 
   // The products behind the norm of HcRead: one fused launch where the shape allows, else three.
-  void HcMix(const HcWeights& w, float* x, float* inject);
-  void HcMixApart(const HcWeights& w, float* x, float* inject);
+  void HcMix(const HcWeights& w, float* x);
+  void HcMixApart(const HcWeights& w, float* x);
   // One batch of matrices of `format` and of float ones on one input.
   cuda::MatBatch BatchOf(Format format, const Input& input, const cuda::ActForms& made) const;
   bool SwigluOfShared(const MoeWeights& w, const Input& input);
@@ -117,6 +125,8 @@ struct CudaDevice::Impl {
   const float* x_source = nullptr;  // whose forms x_forms holds
   uint32_t x_made = 0;              // which of them: bit per form
   PendingWrite pending;
+  DueGates due_gates;
+  uint32_t reads = 0;                    // HcRead calls of this layer
   const DeltaWeights* mixing = nullptr;  // of DeltaInput, for the recurrence
   bool gated = false;                    // the recurrence's launch has made DeltaOutput's input
   size_t cells_max = 0, blocks_max = 0;

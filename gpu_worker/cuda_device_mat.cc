@@ -154,6 +154,7 @@ std::vector<const CudaMatJob*> CudaDevice::Impl::LaunchFormat(
     batch.tasks[batch.n_tasks++] = {w.data, w.row_bytes, job->y, w.rows, w.format, 0};
     if (w.format == format) all_rows += w.rows;
   }
+  if (!logits_only && TakeGates(&batch)) due_gates = {};
   cuda::KernelsOf(format).mat(
       s(), batch, cuda::ChooseShape(format, all_rows, input.columns, rows(), card.multiprocessors));
   return rest;
@@ -228,9 +229,7 @@ void CudaDevice::SharedExpert(const MoeWeights& w, const float* x, float* shared
                               .x = s.shared_gate,
                               .y = shared,
                               .check = d.Check(cuda::LayerPart::kShared),
-                              .gate_dots = s.shared_inject,
-                              .gates = s.shared_inject,
-                              .gates_per_row = 1};
+                              .gates = s.shared_inject};
   if (hidden_done && cuda::KernelsOf(w.shared_down.format).narrow(d.s(), down)) {
     cuda::CheckLaunches("shared expert");
     return;

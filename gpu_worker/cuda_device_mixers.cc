@@ -211,6 +211,7 @@ void CudaDevice::AttentionSelect(const AttentionState& state) {
                                .cells = s.cells,
                                .cells_max = static_cast<uint32_t>(d.cells_max),
                                .n_cells = s.n_cells,
+                               .arrived = s.arrived,
                                .window = d.block},
                               d.rows(), d.card.multiprocessors);
   cuda::CheckLaunches("attention selection");

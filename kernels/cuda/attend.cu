@@ -13,6 +13,10 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kWarps = kThreads / 32;
+// Blocks per multiprocessor that share out the parts of a row's cells. One for every part that
+// there could be would fill the card in a short context too, where most have no work: the next
+// launch would find no room before they have ended.
+constexpr uint32_t kAttendBlocks = 4;
 
 // The cells of one chunk for one KV head: where they lie.
 struct ChunkCells {
@@ -36,7 +40,11 @@ LODE_DEVICE void LocateCells(const AttendLaunch& a, uint32_t row, uint32_t kv_he
 template <KvType kType>
 LODE_DEVICE float CellValue(const uint8_t* cell, float scale, uint32_t i) {
   if constexpr (kType == KvType::kQ8) {
-    return canonical::Mul(static_cast<float>(static_cast<int8_t>(cell[i])), scale);
+    // The code added to the bits of 1.5 * 2^23 is that float plus the code: exact, and no
+    // conversion of an integer, which a quarter of the lanes can do at a time.
+    const int32_t code = static_cast<int8_t>(cell[i]);
+    const float biased = canonical::FromBits(0x4b400000u + static_cast<uint32_t>(code));
+    return canonical::Mul(canonical::Sub(biased, 12582912.0f), scale);
   } else if constexpr (kType == KvType::kF16) {
     return canonical::FromF16(reinterpret_cast<const uint16_t*>(cell)[i]);
   } else {
@@ -68,17 +76,18 @@ LODE_FN uint32_t QueryHeads(const AttentionShape& s) {
   return group < fit ? group : fit;
 }
 
-// q . k of kScoreHeads heads with a warp's two cells; heads beyond `heads` repeat the last. Lane h
-// + kScoreHeads * c writes the score of head h with cell c < cells.
+// q . k of kScoreHeads heads with a warp's two cells; heads beyond `heads` repeat the last. Four
+// lanes get the score of a head with a cell, one of them writes it.
 template <uint32_t kLaneDims>
 LODE_DEVICE void CellScores(const float* q, uint32_t heads, uint32_t dim, uint32_t cells,
                             const float (&k)[kWarpCells][kLaneDims], float scale, float* out,
                             uint32_t out_stride) {
   using namespace canonical;
   const uint32_t lane = ThreadId() % 32;
-  float p[kScoreHeads][kWarpCells];
+  static_assert(kScoreHeads * kWarpCells == 8);
+  float p[8];  // [head][cell]
   LODE_UNROLL
-  for (uint32_t h = 0; h < kScoreHeads; ++h) p[h][0] = p[h][1] = 0.0f;
+  for (uint32_t i = 0; i < 8; ++i) p[i] = 0.0f;
   LODE_UNROLL
   for (uint32_t j = 0; j < kLaneDims; ++j) {
     if (32 * j + lane >= dim) continue;
@@ -86,18 +95,13 @@ LODE_DEVICE void CellScores(const float* q, uint32_t heads, uint32_t dim, uint32
     for (uint32_t h = 0; h < kScoreHeads; ++h) {
       const float value = q[(h < heads ? h : heads - 1) * dim + 32 * j + lane];
       LODE_UNROLL
-      for (uint32_t c = 0; c < kWarpCells; ++c) p[h][c] = Fma(value, k[c][j], p[h][c]);
+      for (uint32_t c = 0; c < kWarpCells; ++c)
+        p[h * kWarpCells + c] = Fma(value, k[c][j], p[h * kWarpCells + c]);
     }
   }
-  LODE_UNROLL
-  for (uint32_t h = 0; h < kScoreHeads; ++h) {
-    LODE_UNROLL
-    for (uint32_t c = 0; c < kWarpCells; ++c) {
-      const float sum = JoinLanes(p[h][c]);
-      if (lane == h + kScoreHeads * c && h < heads && c < cells)
-        out[h * out_stride + c] = Mul(sum, scale);
-    }
-  }
+  const float sum = JoinEight(p);
+  const uint32_t h = lane / 4 / kWarpCells, c = lane / 4 % kWarpCells;
+  if (lane % 4 == 0 && h < heads && c < cells) out[h * out_stride + c] = Mul(sum, scale);
 }
 
 // Scores of a quarter of a chunk under all query heads of one KV head: a warp has two cells in
@@ -111,42 +115,49 @@ AttendScoresKernel(AttendLaunch a) {
   LODE_SHARED ChunkCells cells;
   float* q = reinterpret_cast<float*>(DynamicShared());
   const AttentionShape& s = a.shape;
-  const uint32_t kv_head = BlockY(), row = BlockZ(), first = BlockX() * kScoreCells;
+  const uint32_t kv_head = BlockY(), row = BlockZ(), begin = BlockX() * kScoreCells;
   const uint32_t all = a.n_cells[row], lane = ThreadId() % 32;
-  if (first >= all) return;
-  const uint32_t n = all - first < kScoreCells ? all - first : kScoreCells;
   const uint32_t group = s.heads / s.kv_heads, fit = QueryHeads(s);
   const float scale = InvSqrt(static_cast<float>(static_cast<int32_t>(s.dim)));
   const size_t head_of_group = static_cast<size_t>(row) * s.heads + kv_head * group;
   const uint32_t mine = ThreadId() / 32 * kWarpCells;
-  const uint32_t warp_cells = mine < n ? (n - mine < kWarpCells ? n - mine : kWarpCells) : 0;
-  float k[kWarpCells][kLaneDims];
-  for (uint32_t base = 0; base < group; base += fit) {
-    const uint32_t heads = group - base < fit ? group - base : fit;
-    if (base != 0) SyncBlock();
-    for (uint32_t h = ThreadId() / 32; h < heads; h += kWarps) {
-      const float* from = a.q + (head_of_group + base + h) * 2 * s.dim;
-      for (uint32_t i = 4 * lane; i < s.dim; i += 4 * 32) CopyAhead16(q + h * s.dim + i, from + i);
-    }
-    if (base == 0) LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
-    WaitForCopies();
-    SyncBlock();
-    if (warp_cells == 0) continue;
-    if (base == 0) {
-      LODE_UNROLL
-      for (uint32_t c = 0; c < kWarpCells; ++c) {
-        const uint32_t i = c < warp_cells ? mine + c : mine;
-        LODE_UNROLL
-        for (uint32_t j = 0; j < kLaneDims; ++j)
-          k[c][j] = 32 * j + lane < s.dim ? CellValue<kType>(a.cache.pool + cells.at[i],
-                                                             cells.scale[i], 32 * j + lane)
-                                          : 0.0f;
+  // Mostly all heads fit: then the queries are fetched once for all parts of the block.
+  LODE_NO_UNROLL
+  for (uint32_t first = begin; first < all; first += GridX() * kScoreCells) {
+    const uint32_t n = all - first < kScoreCells ? all - first : kScoreCells;
+    const uint32_t warp_cells = mine < n ? (n - mine < kWarpCells ? n - mine : kWarpCells) : 0;
+    float k[kWarpCells][kLaneDims];
+    LODE_NO_UNROLL
+    for (uint32_t base = 0; base < group; base += fit) {
+      const uint32_t heads = group - base < fit ? group - base : fit;
+      if (base != 0 || first != begin) SyncBlock();
+      if (first == begin || group > fit) {
+        for (uint32_t h = ThreadId() / 32; h < heads; h += kWarps) {
+          const float* from = a.q + (head_of_group + base + h) * 2 * s.dim;
+          for (uint32_t i = 4 * lane; i < s.dim; i += 4 * 32)
+            CopyAhead16(q + h * s.dim + i, from + i);
+        }
       }
+      if (base == 0) LocateCells(a, row, kv_head, first, n, a.cache.k_scales, &cells);
+      WaitForCopies();
+      SyncBlock();
+      if (warp_cells == 0) continue;
+      if (base == 0) {
+        LODE_UNROLL
+        for (uint32_t c = 0; c < kWarpCells; ++c) {
+          const uint32_t i = c < warp_cells ? mine + c : mine;
+          LODE_UNROLL
+          for (uint32_t j = 0; j < kLaneDims; ++j)
+            k[c][j] = 32 * j + lane < s.dim ? CellValue<kType>(a.cache.pool + cells.at[i],
+                                                               cells.scale[i], 32 * j + lane)
+                                            : 0.0f;
+        }
+      }
+      for (uint32_t g = 0; g < heads; g += kScoreHeads)
+        CellScores<kLaneDims>(
+            q + g * s.dim, heads - g < kScoreHeads ? heads - g : kScoreHeads, s.dim, warp_cells, k,
+            scale, a.scores + (head_of_group + base + g) * a.cells_max + first + mine, a.cells_max);
     }
-    for (uint32_t g = 0; g < heads; g += kScoreHeads)
-      CellScores<kLaneDims>(
-          q + g * s.dim, heads - g < kScoreHeads ? heads - g : kScoreHeads, s.dim, warp_cells, k,
-          scale, a.scores + (head_of_group + base + g) * a.cells_max + first + mine, a.cells_max);
   }
 }
 
@@ -167,63 +178,85 @@ LODE_DEVICE float TopScore(const float* scores, uint32_t n) {
 constexpr uint32_t kSumHeads =
     4;  // query heads of one block: their sums share a pass over the cells
 
-// Weighted values and weights of one chunk, for kSumHeads query heads of one KV head.
+// What the threads of a chunk's sums share.
+struct ChunkShared {
+  ChunkCells cells;
+  Word4 weights[kAttendChunk];  // of kSumHeads heads with a cell, side by side
+  float tops[kSumHeads];        // largest score of each head
+};
+static_assert(kSumHeads * sizeof(float) == sizeof(Word4));
+
+// Weights of n cells from `first` on for the heads from `head` on, and their totals.
+// first_of_block: the largest scores are still to be found.
+LODE_DEVICE void ChunkWeights(const AttendLaunch& a, size_t head, uint32_t heads, uint32_t first,
+                              uint32_t n, uint32_t all, bool first_of_block, ChunkShared* shared) {
+  using namespace canonical;
+  float* const e = reinterpret_cast<float*>(shared->weights);
+  const uint32_t lane = ThreadId() % 32;
+  for (uint32_t g = ThreadId() / 32; g < heads; g += ThreadCount() / 32) {
+    const float* scores = a.scores + (head + g) * a.cells_max;
+    const float top = first_of_block ? TopScore(scores, all) : shared->tops[g];
+    if (lane == 0) shared->tops[g] = top;
+    float p = 0;
+    for (uint32_t i = lane; i < n; i += 32) {
+      const float weight = Exp(Sub(scores[first + i], top));
+      e[i * kSumHeads + g] = weight;
+      p = Add(p, weight);
+    }
+    const float total = JoinLanes(p);
+    if (lane == 0) a.chunk_total[(head + g) * ChunksOf(a) + first / kAttendChunk] = total;
+  }
+}
+
+// Weighted values and weights of some chunks, for kSumHeads query heads of one KV head.
 template <KvType kType>
 LODE_KERNEL(kAttendHeadDimMax)
 AttendSumsKernel(AttendLaunch a) {
   LetNextStart();
   WaitForPrevious();
   using namespace canonical;
-  LODE_SHARED ChunkCells cells;
-  LODE_SHARED float e[kSumHeads][kAttendChunk];
+  LODE_SHARED ChunkShared shared;
   const AttentionShape& s = a.shape;
   const uint32_t group = s.heads / s.kv_heads, sets = (group + kSumHeads - 1) / kSumHeads;
-  const uint32_t chunk = BlockX(), kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
-  const uint32_t row = BlockZ(), lane = ThreadId() % 32;
-  const uint32_t first = chunk * kAttendChunk, all = a.n_cells[row];
-  if (first >= all) return;
-  const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
+  const uint32_t kv_head = BlockY() / sets, g0 = BlockY() % sets * kSumHeads;
+  const uint32_t row = BlockZ(), all = a.n_cells[row], d = ThreadId();
   const uint32_t heads = group - g0 < kSumHeads ? group - g0 : kSumHeads;
-  LocateCells(a, row, kv_head, first, n, a.cache.v_scales, &cells);
-  for (uint32_t g = ThreadId() / 32; g < heads; g += ThreadCount() / 32) {
-    const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g0 + g;
-    const float* scores = a.scores + head * a.cells_max;
-    const float top = TopScore(scores, all);
-    float p = 0;
-    for (uint32_t i = lane; i < n; i += 32) {
-      e[g][i] = Exp(Sub(scores[first + i], top));
-      p = Add(p, e[g][i]);
-    }
-    const float total = JoinLanes(p);
-    if (lane == 0) a.chunk_total[head * ChunksOf(a) + chunk] = total;
-  }
-  SyncBlock();
-  const uint32_t d = ThreadId();
-  if (d >= s.dim) return;
-  float sum[kSumHeads];
-  LODE_UNROLL
-  for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = 0.0f;
-  constexpr uint32_t kAhead = 16;  // values in flight
-  for (uint32_t base = 0; base < n; base += kAhead) {
-    float v[kAhead];
+  const size_t head = static_cast<size_t>(row) * s.heads + kv_head * group + g0;
+  LODE_NO_UNROLL
+  for (uint32_t chunk = BlockX(); chunk * kAttendChunk < all; chunk += GridX()) {
+    const uint32_t first = chunk * kAttendChunk;
+    const uint32_t n = all - first < kAttendChunk ? all - first : kAttendChunk;
+    if (chunk != BlockX()) SyncBlock();  // the last chunk's weights have been read
+    LocateCells(a, row, kv_head, first, n, a.cache.v_scales, &shared.cells);
+    ChunkWeights(a, head, heads, first, n, all, chunk == BlockX(), &shared);
+    SyncBlock();
+    if (d >= s.dim) continue;
+    float sum[kSumHeads];
     LODE_UNROLL
-    for (uint32_t i = 0; i < kAhead; ++i) {
-      const uint32_t c = base + i < n ? base + i : n - 1;
-      v[i] = CellValue<kType>(a.cache.pool + a.cache.v + cells.at[c], cells.scale[c], d);
-    }
-    LODE_UNROLL
-    for (uint32_t i = 0; i < kAhead; ++i) {
-      if (base + i >= n) continue;
+    for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = 0.0f;
+    constexpr uint32_t kAhead = 16;  // values in flight
+    for (uint32_t base = 0; base < n; base += kAhead) {
+      float v[kAhead];
       LODE_UNROLL
-      for (uint32_t g = 0; g < kSumHeads; ++g) {
-        if (g < heads) sum[g] = Fma(e[g][base + i], v[i], sum[g]);
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        const uint32_t c = base + i < n ? base + i : n - 1;
+        v[i] = CellValue<kType>(a.cache.pool + a.cache.v + shared.cells.at[c],
+                                shared.cells.scale[c], d);
+      }
+      LODE_UNROLL
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (base + i >= n) continue;
+        // Heads that do not exist have whatever is there; nobody asks for their sums.
+        const Word4 w = shared.weights[base + i];
+        const uint32_t of[kSumHeads] = {w.x, w.y, w.z, w.w};
+        LODE_UNROLL
+        for (uint32_t g = 0; g < kSumHeads; ++g) sum[g] = Fma(FromBits(of[g]), v[i], sum[g]);
       }
     }
-  }
-  LODE_UNROLL
-  for (uint32_t g = 0; g < kSumHeads; ++g) {
-    if (g < heads)
-      a.chunk_sum[ChunkAt(a, row, kv_head * group + g0 + g, chunk) * s.dim + d] = sum[g];
+    LODE_UNROLL
+    for (uint32_t g = 0; g < kSumHeads; ++g) {
+      if (g < heads) a.chunk_sum[((head + g) * ChunksOf(a) + chunk) * s.dim + d] = sum[g];
+    }
   }
 }
 
@@ -274,14 +307,19 @@ template <KvType kType>
 void LaunchScoresAndSums(CUstream_st* stream, const AttendLaunch& args, uint32_t n_rows) {
   const AttentionShape& s = args.shape;
   const uint32_t chunks = (args.cells_max + kAttendChunk - 1) / kAttendChunk;
-  LaunchAhead(stream, {chunks * kChunkParts, s.kv_heads, n_rows}, kThreads,
-              sizeof(float) * QueryHeads(s) * s.dim,
+  // Blocks for `want` parts of each of `times` (row, head group)s.
+  const auto blocks = [](uint32_t want, uint32_t times) {
+    const uint32_t fit = (kAttendBlocks * multiprocessors + times - 1) / times;
+    return want < fit ? want : fit;
+  };
+  LaunchAhead(stream, {blocks(chunks * kChunkParts, s.kv_heads * n_rows), s.kv_heads, n_rows},
+              kThreads, sizeof(float) * QueryHeads(s) * s.dim,
               s.dim <= 32 * kShortDims ? &AttendScoresKernel<kType, kShortDims>
                                        : &AttendScoresKernel<kType, kLongDims>,
               args);
   const uint32_t sets = (s.heads / s.kv_heads + kSumHeads - 1) / kSumHeads;
-  LaunchAhead(stream, {chunks, s.kv_heads * sets, n_rows}, (s.dim + 31) / 32 * 32, 0,
-              &AttendSumsKernel<kType>, args);
+  LaunchAhead(stream, {blocks(chunks, s.kv_heads * sets * n_rows), s.kv_heads * sets, n_rows},
+              (s.dim + 31) / 32 * 32, 0, &AttendSumsKernel<kType>, args);
 }
 
 }  // namespace

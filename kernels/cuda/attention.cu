@@ -12,7 +12,6 @@ namespace lode::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kWarps = kThreads / 32;
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the addition rounds to the nearest integer
 
 LODE_DEVICE size_t RingAt(uint32_t slot, uint32_t position, size_t width) {
@@ -159,20 +158,19 @@ LODE_KERNEL(kThreads) AttentionStoreKernel(AttentionStoreArgs a) {
 }
 
 // ---- select
-// Scores of complete blocks, where there are more than a row may select; a warp per block.
-LODE_KERNEL(kThreads) IndexScoresKernel(AttentionSelectArgs a) {
-  LetNextStart();
-  WaitForPrevious();
+constexpr uint32_t kSelectThreads = 512;
+constexpr uint32_t kSelectWarps = kSelectThreads / 32;
+
+// This block's share of the scores of a row's n complete blocks; a warp per block.
+LODE_DEVICE void IndexScores(const AttentionSelectArgs& a, uint32_t row, uint32_t n) {
   using namespace canonical;
   const AttentionShape& s = a.shape;
-  const uint32_t row = BlockY(), dim = s.index_dim;
-  const StepRow& r = a.window->params.rows[row];
-  const uint32_t n = (r.position + 1) / s.index_block;
-  if (n <= s.blocks_best) return;
-  const uint32_t slot = a.window->params.seqs[r.seq].slot;
+  const uint32_t dim = s.index_dim;
+  const uint32_t slot = a.window->params.seqs[a.window->params.rows[row].seq].slot;
   const float scale = InvSqrt(static_cast<float>(static_cast<int32_t>(dim)));
   const float* q = a.index_q + static_cast<size_t>(row) * s.index_heads * dim;
-  for (uint32_t j = BlockX() * kWarps + ThreadId() / 32; j < n; j += GridX() * kWarps) {
+  const uint32_t first = BlockX() * kSelectWarps + ThreadId() / 32;
+  for (uint32_t j = first; j < n; j += GridX() * kSelectWarps) {
     const uint32_t position = j * s.index_block;
     const float* key =
         reinterpret_cast<const float*>(CellBlock(a.cache, slot, position) + a.cache.index) +
@@ -191,9 +189,6 @@ LODE_DEVICE uint32_t OrderedBits(float score) {
   if (score != score) return 0;
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
-
-constexpr uint32_t kSelectThreads = 512;
-constexpr uint32_t kSelectWarps = kSelectThreads / 32;
 
 // Finds, from the top of a 256-bin histogram, the bin that holds rank `left` (1-based): one warp.
 LODE_DEVICE void FindBin(const uint32_t* histogram, uint32_t left, uint32_t* bin, uint32_t* rest) {
@@ -238,23 +233,15 @@ LODE_DEVICE Selection FindThreshold(const float* scores, uint32_t n, uint32_t k,
   return {threshold, left};
 }
 
-// Cells of one row, ascending: everything when the budget holds it, else those of the best blocks
-// and the tail behind the last complete block.
-LODE_KERNEL(kSelectThreads) SelectKernel(AttentionSelectArgs a) {
-  LetNextStart();
-  WaitForPrevious();
+// Cells of a row with more blocks than it may select, from their scores: those of the best blocks
+// and the tail behind the last complete one.
+LODE_DEVICE void SelectCells(const AttentionSelectArgs& a, uint32_t row, uint32_t end,
+                             uint32_t* cells) {
   LODE_SHARED uint32_t histogram[256];
   LODE_SHARED uint32_t found[2];
   LODE_SHARED uint32_t warp_counts[kSelectWarps];
-  const uint32_t row = BlockX(), t = ThreadId(), lane = t % 32, size = a.shape.index_block;
-  const uint32_t best = a.shape.blocks_best, end = a.window->params.rows[row].position + 1;
-  const uint32_t n = end / size;
-  uint32_t* cells = a.cells + static_cast<size_t>(row) * a.cells_max;
-  if (n <= best) {
-    for (uint32_t i = t; i < end; i += kSelectThreads) cells[i] = i;
-    if (t == 0) a.n_cells[row] = end;
-    return;
-  }
+  const uint32_t t = ThreadId(), lane = t % 32, size = a.shape.index_block;
+  const uint32_t best = a.shape.blocks_best, n = end / size;
   const float* scores = a.scores + static_cast<size_t>(row) * a.blocks_max;
   const Selection chosen = FindThreshold(scores, n, best, histogram, found);
   // Counts of better (high half) and equal (low half) blocks before this one.
@@ -288,6 +275,32 @@ LODE_KERNEL(kSelectThreads) SelectKernel(AttentionSelectArgs a) {
   if (t == 0) a.n_cells[row] = best * size + tail;
 }
 
+// Cells of every row, ascending: everything when the budget holds it; else the row's blocks score,
+// and the last of them to arrive selects.
+LODE_KERNEL(kSelectThreads) SelectKernel(AttentionSelectArgs a) {
+  LetNextStart();
+  WaitForPrevious();
+  const uint32_t row = BlockY(), t = ThreadId(), size = a.shape.index_block;
+  const uint32_t end = a.window->params.rows[row].position + 1, n = end / size;
+  uint32_t* cells = a.cells + static_cast<size_t>(row) * a.cells_max;
+  if (n <= a.shape.blocks_best) {
+    if (BlockX() != 0) return;
+    for (uint32_t i = t; i < end; i += kSelectThreads) cells[i] = i;
+    if (t == 0) a.n_cells[row] = end;
+    return;
+  }
+  IndexScores(a, row, n);
+  LODE_SHARED uint32_t before;
+  FenceDevice();
+  SyncBlock();
+  if (t == 0) before = AtomicAdd(&a.arrived[row], 1);
+  SyncBlock();
+  if (before + 1 != GridX()) return;
+  if (t == 0) a.arrived[row] = 0;
+  FenceDevice();
+  SelectCells(a, row, end, cells);
+}
+
 }  // namespace
 
 void LaunchAttentionStore(CUstream_st* stream, const AttentionStoreArgs& args, uint32_t n_rows) {
@@ -299,11 +312,10 @@ void LaunchAttentionStore(CUstream_st* stream, const AttentionStoreArgs& args, u
 void LaunchAttentionSelect(CUstream_st* stream, const AttentionSelectArgs& args, uint32_t n_rows,
                            uint32_t multiprocessors) {
   // More blocks than a short context needs: those without work leave at once.
-  const uint32_t most = (args.blocks_max + kWarps - 1) / kWarps;
-  const uint32_t blocks = most < 2 * multiprocessors ? most : 2 * multiprocessors;
-  if (args.blocks_max > args.shape.blocks_best)
-    LaunchAhead(stream, {blocks, n_rows}, kThreads, 0, &IndexScoresKernel, args);
-  LaunchAhead(stream, {n_rows}, kSelectThreads, 0, &SelectKernel, args);
+  const uint32_t most = (args.blocks_max + kSelectWarps - 1) / kSelectWarps;
+  const uint32_t fit = most < multiprocessors ? most : multiprocessors;
+  const uint32_t blocks = args.blocks_max > args.shape.blocks_best ? fit : 1;
+  LaunchAhead(stream, {blocks, n_rows}, kSelectThreads, 0, &SelectKernel, args);
 }
 
 }  // namespace lode::cuda

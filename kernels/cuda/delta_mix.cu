@@ -163,22 +163,38 @@ LODE_DEVICE void MakeGates(const DeltaConvArgs& a, const StepSequence& seq, uint
 }
 
 // A warp's row: the head's values normed and gated, then quantised by as many lanes as it fills.
+// Gates and norm are asked for before the recurrence.
 template <uint32_t kDim>
-LODE_DEVICE void GateRow(const DeltaGateArgs& a, uint32_t row, uint32_t head, float* v) {
+struct RowGate {
+  float z[kDim / 32], norm[kDim / 32];
+};
+template <uint32_t kDim>
+LODE_DEVICE RowGate<kDim> LoadGate(const DeltaGateArgs& a, uint32_t row, uint32_t head) {
+  RowGate<kDim> gate;
+  const uint32_t lane = ThreadId() % 32;
+  const float* z = a.z + (static_cast<size_t>(row) * a.heads + head) * kDim + lane;
+  LODE_UNROLL
+  for (uint32_t j = 0; j < kDim / 32; ++j)
+    gate.z[j] = z[32 * j], gate.norm[j] = a.norm[32 * j + lane];
+  return gate;
+}
+template <uint32_t kDim>
+LODE_DEVICE void GateRow(const DeltaGateArgs& a, const RowGate<kDim>& gate, uint32_t row,
+                         uint32_t head, float* v) {
   using namespace canonical;
   constexpr uint32_t kOwn = kDim / 32;
   const uint32_t lane = ThreadId() % 32;
   const size_t at = (static_cast<size_t>(row) * a.heads + head) * kDim;
-  float own[kOwn], gate[kOwn], p = 0;
+  float own[kOwn], p = 0;
   LODE_UNROLL
-  for (uint32_t j = 0; j < kOwn; ++j) own[j] = v[32 * j + lane], gate[j] = a.z[at + 32 * j + lane];
+  for (uint32_t j = 0; j < kOwn; ++j) own[j] = v[32 * j + lane];
   LODE_UNROLL
   for (uint32_t j = 0; j < kOwn; ++j) p = Fma(own[j], own[j], p);
   const float scale = InvSqrt(Add(Div(JoinLanes(p), static_cast<float>(kDim)), a.eps));
   LODE_UNROLL
   for (uint32_t j = 0; j < kOwn; ++j) {
     const uint32_t i = 32 * j + lane;
-    const float y = Mul(Mul(Mul(own[j], scale), a.norm[i]), Sigmoid(gate[j]));
+    const float y = Mul(Mul(Mul(own[j], scale), gate.norm[j]), Sigmoid(gate.z[j]));
     v[i] = y;
     a.o[at + i] = y;
   }
@@ -202,7 +218,7 @@ DeltaMixKernel(DeltaMixArgs a) {
   const HeadPlace at = {BlockX(), BlockX() % d.key_heads, static_cast<size_t>(d.key_heads) * kDim,
                         static_cast<size_t>(d.value_heads) * kDim};
   const size_t width = 2 * at.key_width + at.value_width;
-  const StepSequence& seq = a.step.window->params.seqs[BlockY()];
+  const StepSequence seq = a.step.window->params.seqs[BlockY()];
   if (BlockY() >= a.step.window->params.n_seqs) {
     WaitForPrevious();
     return;
@@ -233,7 +249,12 @@ DeltaMixKernel(DeltaMixArgs a) {
     Convolve(a.conv, seq, static_cast<uint32_t>(channel), width,
              part == kValue || at.head == at.key_head, taps, &rows.v[0][i], kParts * kDim);
   SyncBlock();
+  // Now, because at the end everybody would wait for the counter. The last warp has least to do.
+  if (i == ThreadCount() - 32) ArriveFolded(a.step.window, a.step.folded, a.step.finished);
   NormAndKeep<kDim>(a.conv, seq, at, &rows);
+  RowGate<kDim> gate = {};
+  const uint32_t own_row = seq.first_row + i / 32;
+  if (i / 32 < seq.n_rows) gate = LoadGate<kDim>(a.gate, own_row, at.head);
   SyncBlock();
   for (uint32_t r = 0; r < seq.n_rows; ++r) {
     float* v = rows.v[r];
@@ -247,8 +268,7 @@ DeltaMixKernel(DeltaMixArgs a) {
   }
   SyncBlock();
   if (i / 32 < seq.n_rows)
-    GateRow<kDim>(a.gate, seq.first_row + i / 32, at.head, rows.v[i / 32] + kValue * kDim);
-  FinishFolding(a.step.window, a.step.folded, a.step.finished);
+    GateRow<kDim>(a.gate, gate, own_row, at.head, rows.v[i / 32] + kValue * kDim);
 }
 
 // The first part of it alone.

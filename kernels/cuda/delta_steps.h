@@ -55,16 +55,20 @@ LODE_DEVICE void StepState(const float (&key)[kJ], float v, float beta, float de
   for (uint32_t j = 0; j < kJ; ++j) s[j] = Fma(key[j], delta, s[j]);
 }
 
-// The last block of the launch says that accepted rows are folded; all have read the old count.
-// Blocks of sequences that the window has not got (y beyond n_seqs) do not come here.
-LODE_DEVICE void FinishFolding(const WindowBlock* window, uint32_t* folded, uint32_t* finished) {
-  SyncBlock();
-  if (ThreadId() != 0) return;
-  FenceDevice();
+// One thread of every block, behind a barrier that follows the block's last look at the old count,
+// and behind the wait for the launch ahead. The last block to come says that accepted rows are
+// folded: all have read the old count, which is all that the counter has to order; the state itself
+// is for later launches, and they wait. Blocks of sequences that the window has not got (y beyond
+// n_seqs) do not come.
+LODE_DEVICE void ArriveFolded(const WindowBlock* window, uint32_t* folded, uint32_t* finished) {
   const StepParams& p = window->params;
   if (AtomicAdd(finished, 1) + 1 != GridX() * p.n_seqs) return;
   *finished = 0;
   for (uint32_t i = 0; i < p.n_seqs; ++i) folded[p.seqs[i].slot] = p.seqs[i].committed;
+}
+LODE_DEVICE void FinishFolding(const WindowBlock* window, uint32_t* folded, uint32_t* finished) {
+  SyncBlock();
+  if (ThreadId() == 0) ArriveFolded(window, folded, finished);
 }
 
 }  // namespace lode::cuda

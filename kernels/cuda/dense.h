@@ -177,12 +177,38 @@ LODE_FN NarrowLayout LayOutNarrow(const NarrowProduct& p) {
   return l;
 }
 
-// The gates that ride along: 2 sigmoid(dot / streams) of hyper-connections, sigmoid(dot) else.
-LODE_DEVICE void NarrowGates(const NarrowProduct& p, float inverse) {
-  using namespace canonical;
-  for (uint32_t i = ThreadId(); i < p.n_rows * p.gates_per_row; i += ThreadCount())
-    p.gates[i] =
-        p.streams != 0 ? Mul(2.0f, Sigmoid(Mul(p.gate_dots[i], inverse))) : Sigmoid(p.gate_dots[i]);
+// What a block of a narrow product works on: its rows, whose copies this starts, and where the
+// form of its input will lie in shared memory. Layout: NarrowLayout or TensorNarrowLayout.
+struct NarrowBlock {
+  uint32_t first;  // row of every stream
+  DenseTile tile;
+  ActForm form;
+};
+template <class Layout>
+LODE_DEVICE NarrowBlock BeginNarrow(const NarrowProduct& p, const Layout& l, uint8_t* shared) {
+  NarrowBlock b;
+  b.first = BlockX() * kNarrowRows;
+  const uint32_t left = p.rows - b.first;
+  b.tile = {.w = p.w + b.first * p.row_bytes,
+            .row_bytes = p.row_bytes,
+            .part_bytes = p.rows * p.row_bytes,
+            .parts = l.parts,
+            .part_rows = kNarrowRows,
+            .valid = left < kNarrowRows ? left : kNarrowRows};
+  StageTile(b.tile, shared);
+  b.form = {.base = shared + l.form,
+            .stride = l.form_stride,
+            .d_offset = l.d_offset,
+            .sum_offset = l.sum_offset,
+            .crumb_offset = 0};
+  return b;
+}
+
+// The gates that ride along, by the last threads of the first block.
+LODE_DEVICE void NarrowGates(const NarrowProduct& p) {
+  const uint32_t i = ThreadCount() - 1 - ThreadId();
+  if (BlockX() == 0 && p.gates != nullptr && i < p.n_rows)
+    p.gates[i] = canonical::Sigmoid(p.gates[i]);
 }
 
 // The input of all rows to shared memory, 8 columns per lane; rows follow each other in whole
@@ -277,35 +303,24 @@ NarrowKernel(NarrowProduct p) {
   LetNextStart();
   const NarrowLayout l = LayOutNarrow<F>(p);
   uint8_t* shared = DynamicShared();
-  const uint32_t first = BlockX() * kNarrowRows, left = p.rows - first;
-  const DenseTile tile = {.w = p.w + first * p.row_bytes,
-                          .row_bytes = p.row_bytes,
-                          .part_bytes = p.rows * p.row_bytes,
-                          .parts = l.parts,
-                          .part_rows = kNarrowRows,
-                          .valid = left < kNarrowRows ? left : kNarrowRows};
-  StageTile(tile, shared);
-  const ActForm form = {.base = shared + l.form,
-                        .stride = l.form_stride,
-                        .d_offset = l.d_offset,
-                        .sum_offset = l.sum_offset,
-                        .crumb_offset = 0};
+  const NarrowBlock b = BeginNarrow(p, l, shared);
+  const uint32_t first = b.first;
   float* terms = reinterpret_cast<float*>(shared + l.terms);
   const float inverse = p.streams != 0 ? canonical::Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
   WaitForPrevious();
-  if (BlockX() == 0) NarrowGates(p, inverse);
+  NarrowGates(p);
   float normed[kMixStreams];
   if (p.streams != 0) LoadNormed(p, ThreadId(), first, 0, normed);
-  QuantizeNarrow(p, p.x, form, inverse);
+  QuantizeNarrow(p, p.x, b.form, inverse);
   WaitForCopies();
   SyncBlock();
-  DenseTerms<F, true>(tile, shared, form, nullptr, p.n_rows, p.columns, terms);
+  DenseTerms<F, true>(b.tile, shared, b.form, nullptr, p.n_rows, p.columns, terms);
   SyncBlock();
   if (p.streams != 0) {
     MixColumns<F>(p, terms, first, inverse, normed, reinterpret_cast<float*>(shared + l.mixed));
     return;
   }
-  DenseChains<F>(tile.valid, p.n_rows, p.columns, terms,
+  DenseChains<F>(b.tile.valid, p.n_rows, p.columns, terms,
                  [&](uint32_t row, uint32_t act, float value) {
                    p.y[static_cast<size_t>(act) * p.rows + first + row] = value;
                  });

@@ -66,8 +66,7 @@ LODE_KERNEL(kNormThreads) HcNormKernel(HcNormArgs a) {
   }
 }
 
-// u = silu(low / streams) in place; the write gates, 2 sigmoid(dot / streams), from the dots that
-// the product left.
+// u = silu(low / streams) in place.
 LODE_KERNEL(kThreads) HcGateKernel(HcGateArgs a) {
   LetNextStart();
   WaitForPrevious();
@@ -75,10 +74,6 @@ LODE_KERNEL(kThreads) HcGateKernel(HcGateArgs a) {
   LODE_SHARED float u[kThreads];
   const uint32_t row = BlockY(), t = ThreadId(), column = BlockX() * kThreads + t;
   const float inverse = Div(1.0f, static_cast<float>(a.streams));
-  if (BlockX() == 0 && t < a.streams && a.inject != nullptr) {
-    const uint32_t i = row * a.streams + t;
-    a.inject[i] = Mul(2.0f, Sigmoid(Mul(a.inject_dot[i], inverse)));
-  }
   if (column < a.rank) {
     float* low = a.low + static_cast<size_t>(row) * a.rank + column;
     *low = u[t] = Silu(Mul(*low, inverse));

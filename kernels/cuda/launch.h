@@ -48,6 +48,11 @@ struct MatTask {
   uint32_t rows = 0;
   Format format = Format::kCount;
   uint32_t first_block = 0;  // filled in by the launch
+  // A float matrix may have an input of its own, [row][own_columns]; null: the batch's.
+  const float* own_x = nullptr;
+  uint32_t own_columns = 0;
+  // Not 0: y becomes 2 sigmoid(y * gate_factor), a write gate of hyper-connections.
+  float gate_factor = 0;
 };
 inline constexpr uint32_t kMatTasksMax = 6;
 // Matrices that share an input: of one quantised type, and of float types (whatever the launched
@@ -80,11 +85,8 @@ struct NarrowProduct {
   const float* normed = nullptr;               // [row][streams][rows]
   ActForm form = {};                           // of y; base null: none
   CheckArgs y_check = {};
-  // Gates of the rows ride along: 2 sigmoid(dot / streams) with streams, sigmoid(dot) without. May
-  // be in place.
-  const float* gate_dots = nullptr;  // [row][gates_per_row]
-  float* gates = nullptr;
-  uint32_t gates_per_row = 0;
+  // One gate per row rides along: sigmoid of what is there. Null: none.
+  float* gates = nullptr;  // [row]
 };
 
 struct DequantRows {
@@ -168,13 +170,11 @@ struct HcNormArgs {
 };
 void LaunchHcNorm(CUstream_st* stream, const HcNormArgs& args, uint32_t n_rows);
 
-// u = silu(low / streams) in place, and the write gates from inject_weight . normed.
+// u = silu(low / streams) in place.
 struct HcGateArgs {
   float* low = nullptr;  // [row][rank]
   uint32_t rank = 0, streams = 0;
-  const float* inject_dot = nullptr;  // [row][streams]
-  float* inject = nullptr;            // [row][streams], null: no gates
-  ActForms forms;                     // of u
+  ActForms forms;  // of u
   CheckArgs check;
 };
 void LaunchHcGate(CUstream_st* stream, const HcGateArgs& args, uint32_t n_rows);
@@ -285,6 +285,7 @@ struct AttentionSelectArgs {
   uint32_t* cells = nullptr;  // [row][cells_max]
   uint32_t cells_max = 0;
   uint32_t* n_cells = nullptr;  // [row]
+  uint32_t* arrived = nullptr;  // [row], zeros: counts blocks, is zero again at the end
   const WindowBlock* window = nullptr;
 };
 void LaunchAttentionSelect(CUstream_st* stream, const AttentionSelectArgs& args, uint32_t n_rows,

@@ -74,8 +74,7 @@ MatKernel(MatBatch batch, MatCut cut) {
                  .n_acts = 0,
                  .acts = listed.row};
     PrefetchTile(tile.w, tile.n_rows * task.row_bytes);
-    WaitForPrevious();
-    ListRows(batch, &listed);
+    WaitAndList(batch, &listed);
     tile.n_acts = listed.n;
     if (tile.n_acts == 0) return;
     QuantisedProduct<F>(
@@ -148,8 +147,7 @@ StagedMatKernel(MatBatch batch, MatCut cut) {
   uint32_t at = BlockX() - cut.float_blocks;
   stage(at, 0);
   stage(cut.stages == 2 ? at + step : cut.tiles, 1);
-  WaitForPrevious();
-  ListRows(batch, &listed);
+  WaitAndList(batch, &listed);
   if (listed.n == 0) {
     WaitForCopies();
     return;

@@ -34,6 +34,13 @@ LODE_DEVICE void ListRows(const MatBatch& batch, ListedRows* listed) {
   SyncBlock();
 }
 
+// Waits for the launch ahead, with the list: before it where the list says nothing of the window.
+LODE_DEVICE void WaitAndList(const MatBatch& batch, ListedRows* listed) {
+  if (batch.logits_only != nullptr) WaitForPrevious();
+  ListRows(batch, listed);
+  if (batch.logits_only == nullptr) WaitForPrevious();
+}
+
 // Which matrix block or tile `at` belongs to.
 LODE_DEVICE uint32_t TaskAt(const MatBatch& batch, uint32_t at) {
   uint32_t t = batch.n_tasks - 1;
@@ -48,15 +55,16 @@ LODE_DEVICE void FloatTile(const MatBatch& batch, const FloatCut& cut, ListedRow
   const uint32_t item = BlockX() - task.first_block;
   const uint32_t groups = (batch.n_rows + cut.acts - 1) / cut.acts;
   const uint32_t first = item / groups * cut.rows, left = task.rows - first;
+  ActSource source = batch.source;
+  if (task.own_x != nullptr)
+    source.f = task.own_x, source.f_stride = source.columns = task.own_columns;
   StagedFloatProduct(
       task.format, task.w + first * task.row_bytes, task.row_bytes,
-      left < cut.rows ? left : cut.rows, batch.source, cut, item % groups * cut.acts, *listed,
-      shared,
-      [&] {
-        WaitForPrevious();
-        ListRows(batch, listed);
-      },
+      left < cut.rows ? left : cut.rows, source, cut, item % groups * cut.acts, *listed, shared,
+      [&] { WaitAndList(batch, listed); },
       [&](uint32_t row, uint32_t act, float value) {
+        using namespace canonical;
+        if (task.gate_factor != 0) value = Mul(2.0f, Sigmoid(Mul(value, task.gate_factor)));
         task.y[static_cast<size_t>(listed->row[act]) * task.rows + first + row] = value;
       });
 }

@@ -15,6 +15,29 @@ LODE_DEVICE float JoinLanes(float p) {
   return p;
 }
 
+// Eight values of every lane joined at a time, each as JoinLanes does it: of every pair of lanes
+// that meet, one goes on with the upper half of the values and the other with the lower one, so
+// eight joins are 9 exchanges instead of 40. Lane l gets the sum of value l / 4.
+LODE_DEVICE float JoinEight(const float (&p)[8]) {
+  using namespace canonical;
+  const uint32_t lane = ThreadId() % 32;
+  float v[8];
+  LODE_UNROLL
+  for (uint32_t i = 0; i < 8; ++i) v[i] = p[i];
+  LODE_UNROLL
+  for (uint32_t w = 16, half = 4; w >= 4; w /= 2, half /= 2) {
+    const bool upper = (lane & w) != 0;
+    LODE_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+      if (i >= half) continue;
+      const float keep = upper ? v[i + half] : v[i], give = upper ? v[i] : v[i + half];
+      v[i] = Add(keep, ShuffleXor(give, w));
+    }
+  }
+  v[0] = Add(v[0], ShuffleXor(v[0], 2));
+  return Add(v[0], ShuffleXor(v[0], 1));
+}
+
 // One warp: a . b, any n. Every lane gets the result.
 LODE_DEVICE float WarpDot(const float* a, const float* b, uint32_t n) {
   constexpr uint32_t kAhead = 8;  // loads of each vector in flight

@@ -88,11 +88,26 @@ LODE_KERNEL(kThreads) RouterKernel(RouterArgs a, uint32_t n_rows) {
 }
 
 // ---- the best k
-constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kThreadExperts = kExpertsMax / kThreads;
+constexpr uint32_t kRouteThreads = 512;
+constexpr uint32_t kWarps = kRouteThreads / 32;
+constexpr uint32_t kThreadExperts = kExpertsMax / kRouteThreads;
+constexpr uint32_t kLowest = 0x007fffffu;  // OrderedBits of minus infinity
 
-// Larger number, better expert: probability bits, NaN counts as zero; 0 is left for those taken.
-LODE_DEVICE uint32_t RankOf(uint32_t bits) { return bits > 0x7f800000u ? 1 : bits + 1; }
+// Larger number, larger float; NaN counts as minus infinity.
+LODE_DEVICE uint32_t OrderedBits(float x) {
+  const uint32_t bits = canonical::BitsOf(x);
+  if (x != x) return kLowest;
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+LODE_DEVICE float FromOrdered(uint32_t bits) {
+  return canonical::FromBits((bits & 0x80000000u) != 0 ? bits & 0x7fffffffu : ~bits);
+}
+// Larger number, better expert: bits of a probability, NaN counts as zero; 0 is left for experts
+// that do not exist.
+LODE_DEVICE uint32_t RankOf(float p) {
+  const uint32_t bits = canonical::BitsOf(p);
+  return bits > 0x7f800000u ? 1 : bits + 1;
+}
 
 struct Candidate {
   uint32_t rank, id;
@@ -100,83 +115,113 @@ struct Candidate {
 // What the threads of a row share.
 struct RouteRow {
   float e[kExpertsMax];
-  float warp_top[kWarps];
+  uint32_t warp_top[kWarps];   // ordered bits of logits
+  uint32_t warp_best[kWarps];  // ranks of exponentials
   float total;
+  uint32_t cut;  // rank of an exponential that `used` experts reach; 0: no such
+  uint32_t n_candidates;
+  Candidate candidates[kExpertsMax];
   float chosen[kExpertsUsedMax];
-  Candidate best[kWarps * kExpertsUsedMax];  // of every warp, in its order
 };
 
-// Probabilities of one row in e; ends with a barrier.
-LODE_DEVICE void Softmax(const float* logits, uint32_t n, RouteRow* row) {
-  using namespace canonical;
-  const uint32_t t = ThreadId(), lane = t % 32;
-  float* e = row->e;
-  float top = FromBits(0xff800000u);
+// The used-th best of the warps' best ranks: as many experts are at least as good. One warp.
+LODE_DEVICE void FindCut(uint32_t used, RouteRow* row) {
+  const uint32_t lane = ThreadId() % 32, own = lane < kWarps ? row->warp_best[lane] : 0;
+  uint32_t better = 0;
   LODE_NO_UNROLL
-  for (uint32_t i = t; i < n; i += kThreads) {
-    e[i] = logits != nullptr ? logits[i] : 0.0f;
-    top = Max(top, e[i]);
+  for (uint32_t w = 0; w < kWarps; ++w) {
+    const uint32_t other = row->warp_best[w];
+    better += other > own || (other == own && w < lane) ? 1 : 0;
   }
-  top = WarpMax(top);
-  if (lane == 0) row->warp_top[t / 32] = top;
+  if (used > kWarps ? lane == 0 : lane < kWarps && better + 1 == used)
+    row->cut = used > kWarps ? 0 : own;
+}
+
+// Exponentials of a thread's experts from their logits, the sum of all of them and the cut; ends
+// with a barrier.
+LODE_DEVICE void Exponentials(uint32_t n, uint32_t used, RouteRow* row,
+                              float (&e)[kThreadExperts]) {
+  using namespace canonical;
+  const uint32_t t = ThreadId(), lane = t % 32, warp = t / 32;
+  uint32_t top = kLowest;
+  LODE_UNROLL
+  for (uint32_t j = 0; j < kThreadExperts; ++j) {
+    if (j * kRouteThreads + t < n) top = Larger(top, OrderedBits(e[j]));
+  }
+  top = LargestOfWarp(top);
+  if (lane == 0) row->warp_top[warp] = top;
+  if (t == 0) row->n_candidates = 0;
   SyncBlock();
-  LODE_NO_UNROLL
-  for (uint32_t w = 0; w < kWarps; ++w) top = Max(top, row->warp_top[w]);
-  LODE_NO_UNROLL
-  for (uint32_t i = t; i < n; i += kThreads) e[i] = Exp(Sub(e[i], top));
+  const float largest = FromOrdered(LargestOfWarp(row->warp_top[lane % kWarps]));
+  uint32_t best = 0;
+  LODE_UNROLL
+  for (uint32_t j = 0; j < kThreadExperts; ++j) {
+    if (j * kRouteThreads + t >= n) continue;
+    e[j] = Exp(Sub(e[j], largest));
+    row->e[j * kRouteThreads + t] = e[j];
+    best = Larger(best, RankOf(e[j]));
+  }
+  best = LargestOfWarp(best);
+  if (lane == 0) row->warp_best[warp] = best;
   SyncBlock();
-  if (t < 32) {
+  if (warp == 1) FindCut(used, row);
+  if (warp == 0) {
+    constexpr uint32_t kAhead = 16;
     float p = 0;
-    for (uint32_t i = lane; i < n; i += 32) p = Add(p, e[i]);
+    LODE_NO_UNROLL
+    for (uint32_t base = lane; base < n; base += 32 * kAhead) {
+      float v[kAhead];
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) v[j] = base + 32 * j < n ? row->e[base + 32 * j] : 0.0f;
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if (base + 32 * j < n) p = Add(p, v[j]);
+      }
+    }
     p = JoinLanes(p);
     if (lane == 0) row->total = p;
   }
   SyncBlock();
-  LODE_NO_UNROLL
-  for (uint32_t i = t; i < n; i += kThreads) e[i] = Div(e[i], row->total);
-  SyncBlock();
 }
 
-// Every warp finds the best of the experts that its threads made, one after the other; then each of
-// these candidates counts who is better, which is its place. Ends with a barrier.
-LODE_DEVICE void ChooseBest(uint32_t n, uint32_t used, RouteRow* row, RoutedRow* out) {
+// Probabilities; experts that are at least as good as the cut, in any order; each of them counts
+// who is better, which is its place. Division keeps the order of exponentials, so the cut is one
+// for probabilities as well. Ends with a barrier.
+LODE_DEVICE void ChooseBest(uint32_t n, uint32_t used, RouteRow* row,
+                            const float (&e)[kThreadExperts], RoutedRow* out) {
   using namespace canonical;
   const uint32_t t = ThreadId(), lane = t % 32;
-  uint32_t rank[kThreadExperts];
+  const float total = row->total;
+  const uint32_t cut = row->cut == 0 ? 1 : RankOf(Div(FromBits(row->cut - 1), total));
   LODE_UNROLL
-  for (uint32_t j = 0; j < kThreadExperts; ++j)
-    rank[j] = j * kThreads + t < n ? RankOf(BitsOf(row->e[j * kThreads + t])) : 0;
-  LODE_NO_UNROLL
-  for (uint32_t r = 0; r < used; ++r) {
-    uint32_t mine = rank[0], at = 0;  // of equal ones the first
-    LODE_UNROLL
-    for (uint32_t j = 1; j < kThreadExperts; ++j) {
-      if (rank[j] > mine) mine = rank[j], at = j;
-    }
-    const uint32_t top = LargestOfWarp(mine);
-    const uint32_t id = SmallestOfWarp(mine == top ? at * kThreads + t : ~uint32_t{0});
-    if (lane == 0) row->best[t / 32 * used + r] = {top, id};
-    LODE_UNROLL
-    for (uint32_t j = 0; j < kThreadExperts; ++j) {
-      if (j * kThreads + t == id) rank[j] = 0;
+  for (uint32_t j = 0; j < kThreadExperts; ++j) {
+    const uint32_t id = j * kRouteThreads + t;
+    if (id - lane >= n) continue;  // whole warps
+    const float p = Div(e[j], total);
+    const uint32_t rank = id < n ? RankOf(p) : 0, mask = Ballot(rank >= cut);
+    if (mask == 0) continue;
+    uint32_t base = 0;
+    if (lane == 0) base = AtomicAdd(&row->n_candidates, PopCount(mask));
+    base = ShuffleFrom(base, 0) + PopCount(mask & ((1u << lane) - 1));
+    if (rank >= cut) {
+      row->candidates[base] = {rank, id};
+      row->e[id] = p;
     }
   }
   SyncBlock();
-  if (t < kWarps * used) {
-    const Candidate own = row->best[t];
+  const uint32_t candidates = row->n_candidates;
+  LODE_NO_UNROLL
+  for (uint32_t c = t; c < candidates; c += kRouteThreads) {
+    const Candidate own = row->candidates[c];
     uint32_t better = 0;
     LODE_NO_UNROLL
-    for (uint32_t r = 0; r < used; ++r) {
-      LODE_UNROLL
-      for (uint32_t w = 0; w < kWarps; ++w) {
-        const Candidate other = row->best[w * used + r];
-        better += other.rank > own.rank || (other.rank == own.rank && other.id < own.id) ? 1 : 0;
-      }
+    for (uint32_t i = 0; i < candidates; ++i) {
+      const Candidate other = row->candidates[i];
+      better += other.rank > own.rank || (other.rank == own.rank && other.id < own.id) ? 1 : 0;
     }
-    if (own.rank != 0 && better < used) {
-      row->chosen[better] = row->e[own.id];
-      if (out != nullptr) out->ids[better] = static_cast<uint16_t>(own.id);
-    }
+    if (better >= used) continue;
+    row->chosen[better] = row->e[own.id];
+    if (out != nullptr) out->ids[better] = static_cast<uint16_t>(own.id);
   }
   SyncBlock();
   const float sum = AddTerms(0.0f, row->chosen, used);
@@ -184,20 +229,31 @@ LODE_DEVICE void ChooseBest(uint32_t n, uint32_t used, RouteRow* row, RoutedRow*
   SyncBlock();
 }
 
-// A row per block. Everything is done twice: with zeros while the launch ahead still runs, so that
-// the code, which a launch of one block fetches line by line, is there when the logits are.
-LODE_KERNEL(kThreads) RouteKernel(RouteArgs a) {
+// A row per block. Everything is done twice: with numbers of its own while the launch ahead still
+// runs, so that the code, which a launch of one block fetches line by line, is there when the
+// logits are. Those numbers have one large one per warp, as most rows of logits do.
+LODE_KERNEL(kRouteThreads) RouteKernel(RouteArgs a) {
   LetNextStart();
   LODE_SHARED RouteRow row;
+  const uint32_t t = ThreadId();
   LODE_NO_UNROLL
   for (uint32_t round = 0; round < 2; ++round) {
-    if (round == 1) WaitForPrevious();
-    const float* logits = a.logits + static_cast<size_t>(BlockX()) * a.experts;
-    Softmax(round == 1 ? logits : nullptr, a.experts, &row);
-    ChooseBest(a.experts, a.used, &row, round == 1 ? a.routed + BlockX() : nullptr);
+    float e[kThreadExperts];
+    LODE_UNROLL
+    for (uint32_t j = 0; j < kThreadExperts; ++j) e[j] = -static_cast<float>(t % 32 * 2 + j);
+    if (round == 1) {
+      WaitForPrevious();
+      const float* logits = a.logits + static_cast<size_t>(BlockX()) * a.experts;
+      LODE_UNROLL
+      for (uint32_t j = 0; j < kThreadExperts; ++j) {
+        if (j * kRouteThreads + t < a.experts) e[j] = logits[j * kRouteThreads + t];
+      }
+    }
+    Exponentials(a.experts, a.used, &row, e);
+    ChooseBest(a.experts, a.used, &row, e, round == 1 ? a.routed + BlockX() : nullptr);
   }
 }
-static_assert(kThreads >= kWarps * kExpertsUsedMax && kExpertsMax % kThreads == 0);
+static_assert(kExpertsMax % kRouteThreads == 0 && kWarps <= 32 && kRouteThreads >= kExpertsUsedMax);
 
 LODE_KERNEL(kThreads) CombineKernel(CombineArgs a) {
   LetNextStart();
@@ -230,7 +286,7 @@ bool LaunchRouter(CUstream_st* stream, const RouterArgs& args, uint32_t n_rows) 
   return true;
 }
 void LaunchRoute(CUstream_st* stream, const RouteArgs& args, uint32_t n_rows) {
-  LaunchAhead(stream, {n_rows}, kThreads, 0, &RouteKernel, args);
+  LaunchAhead(stream, {n_rows}, kRouteThreads, 0, &RouteKernel, args);
 }
 void LaunchCombine(CUstream_st* stream, const CombineArgs& args, uint32_t n_rows) {
   LaunchAhead(stream, {(args.hidden + kThreads - 1) / kThreads, n_rows}, kThreads, 0,

@@ -184,8 +184,7 @@ TensorMatKernel(MatBatch batch, TensorCut cut) {
   LODE_NO_UNROLL
   for (uint32_t i = 0; i + 1 < kDepth; ++i)
     FeedSegment(batch, cut, segments, step, ring + i * kSlot, &feed);
-  WaitForPrevious();
-  ListRows(batch, &listed);
+  WaitAndList(batch, &listed);
   ArrangeActs(batch.source.form, listed, columns, shared);
   SyncBlock();
   const uint32_t n_acts = listed.n, g = lane / 4, t = lane % 4;

@@ -104,26 +104,15 @@ TensorNarrowKernel(NarrowProduct p) {
   LetNextStart();
   const TensorNarrowLayout l = LayOutTensorNarrow(p);
   uint8_t* shared = DynamicShared();
-  const uint32_t first = BlockX() * kNarrowRows, left = p.rows - first;
-  const DenseTile tile = {.w = p.w + first * p.row_bytes,
-                          .row_bytes = p.row_bytes,
-                          .part_bytes = p.rows * p.row_bytes,
-                          .parts = l.parts,
-                          .part_rows = kNarrowRows,
-                          .valid = left < kNarrowRows ? left : kNarrowRows};
-  StageTile(tile, shared);
-  const ActForm form = {.base = shared + l.form,
-                        .stride = l.form_stride,
-                        .d_offset = l.d_offset,
-                        .sum_offset = l.sum_offset,
-                        .crumb_offset = 0};
+  const NarrowBlock b = BeginNarrow(p, l, shared);
+  const uint32_t first = b.first;
   float* u = reinterpret_cast<float*>(shared + l.u);
   float* gated = reinterpret_cast<float*>(shared + l.gated);
   const float inverse = p.streams != 0 ? Div(1.0f, static_cast<float>(p.streams)) : 1.0f;
   const uint32_t warp = ThreadId() / 32, g = ThreadId() % 32 / 4;
   const uint32_t act = g < p.n_rows ? g : p.n_rows - 1;  // lanes beyond the last row repeat it
   WaitForPrevious();
-  if (BlockX() == 0) NarrowGates(p, inverse);
+  NarrowGates(p);
   const uint32_t tiles = l.parts * kNarrowTiles;
   Word2 normed = {0, 0};
   if (p.streams != 0 && warp < tiles) normed = NormedPair(p, first, act, PlaceOf(warp));
@@ -132,7 +121,7 @@ TensorNarrowKernel(NarrowProduct p) {
       u[i] = Silu(Mul(p.x[i], inverse));
     SyncBlock();
   }
-  QuantizeNarrow(p, p.streams != 0 ? u : p.x, form, inverse);
+  QuantizeNarrow(p, p.streams != 0 ? u : p.x, b.form, inverse);
   WaitForCopies();
   SyncBlock();
   const uint32_t row_bytes = static_cast<uint32_t>(p.row_bytes);
@@ -141,7 +130,7 @@ TensorNarrowKernel(NarrowProduct p) {
     float sum[2];
     NarrowSums(shared + at.stream * PartStageBytes(kNarrowRows, p.row_bytes) +
                    t % kNarrowTiles * kTensorRows * row_bytes,
-               row_bytes, form, act, p.columns / 64, sum);
+               row_bytes, b.form, act, p.columns / 64, sum);
     if (p.streams != 0) {
       if (t != warp) normed = NormedPair(p, first, act, at);
       float* to = gated + (at.stream * p.n_rows + act) * kNarrowRows + at.column;
@@ -150,8 +139,8 @@ TensorNarrowKernel(NarrowProduct p) {
       if (g < p.n_rows) to[0] = one, to[1] = two;
     } else if (g < p.n_rows) {
       float* y = p.y + static_cast<size_t>(act) * p.rows + first;
-      if (at.column < tile.valid) y[at.column] = sum[0];
-      if (at.column + 1 < tile.valid) y[at.column + 1] = sum[1];
+      if (at.column < b.tile.valid) y[at.column] = sum[0];
+      if (at.column + 1 < b.tile.valid) y[at.column + 1] = sum[1];
     }
   }
   if (p.streams == 0) return;

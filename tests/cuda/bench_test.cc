@@ -175,7 +175,9 @@ class Stages {
     for (uint32_t l = 0; l < c.layers; ++l) lists.push_back(e.lanes().SpreadList(l, rows));
     d.BeginWindow(params);
     d.Embed(e.weights().embed, wide);
-    d.HcRead(e.weights().layers[0].hc_attn, wide, x, inject);
+    HcWeights without_gates = e.weights().layers[0].hc_attn;
+    without_gates.inject = nullptr;
+    d.HcRead(without_gates, wide, x, nullptr);
     cuda::Synchronize(d.stream());
   }
   void Time(const char* what, uint32_t n, const std::function<void(uint32_t)>& op,
@@ -225,9 +227,7 @@ class Stages {
     const auto delta = [&](uint32_t l) { return !layers[l].attention; };
     const auto attention = [&](uint32_t l) { return layers[l].attention; };
     Time(
-        "hc read", n, [&](uint32_t l) { d.HcRead(layers[l].hc_attn, wide, x, inject); }, any);
-    Time(
-        "hc read without gates", n,
+        "hc read", n,
         [&](uint32_t l) {
           HcWeights w = layers[l].hc_attn;
           w.inject = nullptr;
@@ -292,22 +292,72 @@ class Stages {
   std::vector<const cuda::ExpertList*> lists;
 };
 
+// LODE_CUDA_BENCH_ROWS: one row count, launches overlapping alone. LODE_CUDA_BENCH_POSITION: of the
+// window's first row.
 TEST_F(CudaBench, StagesOfALayer) {
+  const char* const only = std::getenv("LODE_CUDA_BENCH_ROWS");
+  const char* const at = std::getenv("LODE_CUDA_BENCH_POSITION");
+  std::vector<uint32_t> sizes = {1, 4, 8};
+  if (only != nullptr) sizes = {static_cast<uint32_t>(std::atoi(only))};
+  const uint32_t position = at == nullptr ? 1000 : static_cast<uint32_t>(std::atoi(at));
   for (const char* pack : {"q2_0", "ud_q4_k_xl"}) {
     if (!Wanted().empty() && pack != std::string("q2_0")) continue;
     StatusOr<std::unique_ptr<CudaEngine>> engine =
         CudaEngine::Create(fmt::format("synth:layers=8,experts=80,vocab=32768,ple=0,pack={}", pack),
                            {.threads = 1, .slots = 1, .context = 4096});
     ASSERT_TRUE(engine.ok()) << engine.status();
-    for (const uint32_t rows : {1u, 4u, 8u}) {
+    for (const uint32_t rows : sizes) {
       for (const bool overlap : {false, true}) {
+        if (sizes.size() == 1 && !overlap) continue;
         cuda::launches_overlap = overlap;  // where the card cannot, nothing changes
-        std::printf("time: pack %s, %u rows at position 1000, launches %s\n", pack, rows,
+        std::printf("time: pack %s, %u rows at position %u, launches %s\n", pack, rows, position,
                     overlap ? "overlap" : "one after the other");
-        Stages stages(**engine, rows, 1000);
+        Stages stages(**engine, rows, position);
         stages.All();
       }
     }
+  }
+}
+
+// Logits and choice of 512 experts.
+TEST_F(CudaBench, Router) {
+  constexpr uint32_t kExperts = 512, kColumns = 2560, kCopies = 24;  // exceed the L2
+  const size_t bytes = size_t{kExperts} * kColumns * sizeof(float);
+  const Buffer weights = card_.Allocate(kCopies * bytes), x = card_.Allocate(8 * kColumns * 4),
+               logits = card_.Allocate(8 * kExperts * 4),
+               routed = card_.Allocate(8 * sizeof(RoutedRow));
+  std::vector<float> noise(kExperts * kColumns);
+  uint32_t seed = 1;
+  for (float& v : noise) {
+    seed = seed * 1664525u + 1013904223u;
+    v = static_cast<float>(static_cast<int32_t>(seed)) * 1e-10f;
+  }
+  for (uint32_t i = 0; i < kCopies; ++i)
+    cuda::CopyAsync(weights.as<uint8_t>() + i * bytes, noise.data(), bytes, card_.stream());
+  cuda::CopyAsync(x.as<void>(), noise.data(), x.bytes(), card_.stream());
+  cuda::Synchronize(card_.stream());
+  for (const uint32_t rows : {1u, 4u, 8u}) {
+    const auto time = [&](bool logit, bool choose) {
+      const Replay r = Measure(card_.stream(), [&] {
+        for (uint32_t i = 0; i < kCopies; ++i) {
+          cuda::RouterArgs args;
+          args.w = weights.as<uint8_t>() + i * bytes, args.row_bytes = kColumns * sizeof(float);
+          args.format = Format::kF32, args.x = x.as<float>();
+          args.columns = kColumns, args.experts = kExperts, args.logits = logits.as<float>();
+          if (logit) cuda::LaunchRouter(card_.stream(), args, rows);
+          if (choose)
+            cuda::LaunchRoute(card_.stream(),
+                              {.logits = logits.as<float>(),
+                               .experts = kExperts,
+                               .used = 10,
+                               .routed = routed.as<RoutedRow>()},
+                              rows);
+        }
+      });
+      return 1e3 * r.ms / kCopies;
+    };
+    std::printf("time: %u rows, router of 512 experts: logits %.2f us, choice %.2f, both %.2f\n",
+                rows, time(true, false), time(false, true), time(true, true));
   }
 }
 

@@ -290,7 +290,7 @@ TEST_F(CudaFused, NarrowProductQuantisesItsInput) {
       p.rows = rows, p.columns = columns, p.n_rows = n;
       p.x = dx.as<float>(), p.y = y.as<float>();
       p.check.window = window.as<cuda::WindowBlock>();
-      p.gate_dots = p.gates = gates.as<float>(), p.gates_per_row = 1;
+      p.gates = gates.as<float>();
       ASSERT_TRUE(cuda::KernelsOf(Format::kQ8_0).narrow(card_.stream(), p));
       ExpectSame(card_.Floats(y, size_t{rows} * n), Apart(w, dx, rows, columns, n));
       const std::vector<float> got = card_.Floats(gates, n);
@@ -331,8 +331,8 @@ TEST_F(CudaFused, TensorProducts) {
   const bool had = cuda::tensor_products;
   const uint32_t multiprocessors = cuda::multiprocessors;
   const uint32_t first = 37, second = 500, riders = 3;
-  for (const uint32_t columns : {256u, 2560u}) {
-    if (!card_.real() && columns > 256 && !had) continue;
+  for (const uint32_t columns : {256u, 1024u, 2560u, 6144u}) {
+    if (!card_.real() && columns > 1024 && !had) continue;
     const size_t row_bytes = RowBytes(Format::kQ8_0, columns);
     const Buffer w = card_.Upload(Matrix(first + second, columns));
     const Buffer floats = card_.Upload(Noise(size_t{riders} * columns, 1.0f));
@@ -368,7 +368,7 @@ TEST_F(CudaFused, TensorProducts) {
     for (uint32_t n = 1; n <= kActs; ++n) {
       if (!card_.real() && n % 3 != 1 && n != kActs) continue;
       const std::vector<float> want = run(n, multiprocessors, false);
-      for (const uint32_t sms : {1u, 9u, 17u}) ExpectSame(run(n, sms, true), want);
+      for (const uint32_t sms : {1u, 9u, 17u, 20u}) ExpectSame(run(n, sms, true), want);
     }
   }
   cuda::tensor_products = had;
