@@ -324,7 +324,7 @@ class Bench {
     const double floor_ms = Fact(n_rows == 1 ? "empty graph ms, 1 rows" : "empty graph ms, 4 rows");
     std::printf("    an empty graph of the same nodes %.3f ms; %.0f nodes one behind the other %.3f ms\n",
                 floor_ms, nodes - Fact("graph nodes, beside the trunk"), chain_ms);
-    const double own = Ceiling(f, pick_ms, probe, cpu_alone);
+    const double own = Ceiling(f, pick_ms, std::max(probe, pull_alone), cpu_alone);
     const double inside = Ceiling(f, pick_ms, f.gbs(Lane::kPull), f.gbs(Lane::kCpu));
     std::printf(
         "[%s] %u rows: %.3f ms median (%.3f min, %.3f max), %.1f tok/s | hit %.3f pull %.3f cpu %.3f "
