@@ -281,6 +281,8 @@ void Scheduler::CommitWindow(const WindowPlan& plan, const WindowResult& result,
     if (done.answer_tokens > 0 && before != 0)
       counters_.token_time.Observe((now - before) / done.answer_tokens);
     if (done.event.finish) {
+      // With the rows behind the answer's end: offered drafts are counted alike everywhere.
+      done.event.finish->usage = usage;
       EndSequence(sequence, std::move(done.event));
       continue;
     }

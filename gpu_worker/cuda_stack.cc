@@ -23,7 +23,7 @@ constexpr uint64_t kReserveBytes = uint64_t{256} << 20;
 // The least compute capability with every instruction that the kernels use.
 constexpr uint32_t kCapabilityMin = 75;
 constexpr uint64_t kNsPerMs = 1'000'000;
-// The probe reads with as many threads as the CPU workers have by default: all cores but these.
+// The probe reads with a thread per CPU but these, about as many as the CPU workers have.
 constexpr uint32_t kCoresKept = 2;
 // The sampler's rows, one thread each; more than rows would idle.
 constexpr uint32_t kHostThreadsMax = 4;

@@ -3,16 +3,20 @@
 // the time goes. Meant for full-shape synthetic models, whose router is random: LODE_BENCH_ROUTING=1
 // in the environment draws routing with a trained model's figures (gpu_worker/bench_routing.h).
 //
-//   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=BYTES[,BYTES...]
+//   window_bench MODEL [key=value...]     device=cuda rows=1,4 windows=40 vram=12GiB[,8GiB...]
 //       workers=1 threads=0 share=-1 split=fixed[,balanced] tier=static|decayed_lfu staging=BYTES
 //       use=0[,N...] hbm_gbs=4290 name=LABEL
 //
 // vram: the first is the worker's budget; smaller ones follow without a restart, as if the card were
 // that small (a big model takes a minute to make). use: how many of the CPU workers' threads work; 0:
 // all.
-// Prints per row count: the window; each lane alone (all misses on the CPU, all misses pulled), which
-// gives the ceiling of the model's floor formula beside the one from the window's own lane clocks;
-// stages; what uploads of the VRAM tier cost. Figures count only on a quiet machine.
+// Prints per row count: the window (4 rows count 3.29 tokens, what a trained model commits of them;
+// any other number counts as many as it has), shares of lookups, MB and GB/s of each lane; each lane
+// alone (all misses on the CPU, all misses pulled), which gives the ceiling of the floor formula,
+// beside the one from the lanes' clocks in these windows; both with the launch floor, the window's
+// own graph with kernels that do nothing (only with LODE_BENCH_ROUTING, for 1 row and for 4, which
+// stands for all others; 0 elsewhere); stages; what uploads of the VRAM tier cost. Figures count
+// only on a quiet machine.
 #include <signal.h>
 #include <unistd.h>
 
@@ -28,6 +32,7 @@
 #include "daemon/window_runner.h"
 #include "kernels/kernel_table.h"
 #include "shared/base/log.h"
+#include "shared/config/config.h"
 #include "shared/shm/wait_word.h"
 #include "tests/support/places.h"
 
@@ -38,12 +43,29 @@ constexpr uint32_t kKvTokens = 4096;
 constexpr uint32_t kWarmWindows = 8, kTimedWindows = 6, kLaneWindows = 16;
 constexpr uint64_t kFillNs = 3'000'000'000;  // the tier fills another budget's slots well within
 constexpr double kCommittedPer4Rows = 3.29;  // published: tokens that a window of 4 rows commits
-constexpr double kLaunchNs = 600;            // per graph node, measured: docs/measurements/h200-term-order.md
 constexpr const char* kStageNames[kStages] = {"embed", "hyper", "deltanet", "attention", "ple",
                                               "router", "experts", "pull", "shared", "cpu wait",
                                               "combine", "head", "sample", "draft"};
 
 using Settings = std::map<std::string, std::string>;
+
+// "12GiB,8GiB", "1,4"
+StatusOr<std::vector<uint64_t>> ParseList(const std::string& text) {
+  std::vector<uint64_t> values;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    LODE_ASSIGN_OR_RETURN(values.emplace_back(), ParseByteSize(text.substr(at, comma - at)));
+    at = comma + 1;
+  }
+  return values;
+}
+Status CheckLists(const Settings& settings) {
+  for (const char* key : {"rows", "vram", "staging", "use"}) {
+    const Status status = ParseList(settings.at(key)).status();
+    if (!status.ok()) return InvalidArgument("{}: {}", key, Message(status));
+  }
+  return OkStatus();
+}
 double Number(const Settings& s, const char* key) { return std::strtod(s.at(key).c_str(), nullptr); }
 
 class Bench {
@@ -141,16 +163,8 @@ class Bench {
   }
 
  private:
-  std::vector<uint64_t> List(const char* key) const {
-    std::vector<uint64_t> values;
-    for (const char* p = s_.at(key).c_str(); *p != '\0';) {
-      char* end = nullptr;
-      values.push_back(std::strtoull(p, &end, 10));
-      p = *end == ',' ? end + 1 : end;
-      if (end == p && *end != '\0') break;  // no number
-    }
-    return values.empty() ? std::vector<uint64_t>{0} : values;
-  }
+  // Checked by CheckLists.
+  std::vector<uint64_t> List(const char* key) const { return *ParseList(s_.at(key)); }
 
   Status Run(uint32_t n_rows) {
     const auto windows = static_cast<uint32_t>(Number(s_, "windows"));
@@ -319,11 +333,7 @@ class Bench {
     const double median = f.median();
     const double tokens = n_rows == 4 ? kCommittedPer4Rows : n_rows;
     const double probe = Fact("link_bytes_per_second") / 1e9;
-    const double nodes = Fact(n_rows == 1 ? "graph nodes, 1 row" : "graph nodes, 4 rows");
-    const double chain_ms = (nodes - Fact("graph nodes, beside the trunk")) * kLaunchNs / 1e6;
     const double floor_ms = Fact(n_rows == 1 ? "empty graph ms, 1 rows" : "empty graph ms, 4 rows");
-    std::printf("    an empty graph of the same nodes %.3f ms; %.0f nodes one behind the other %.3f ms\n",
-                floor_ms, nodes - Fact("graph nodes, beside the trunk"), chain_ms);
     const double own = Ceiling(f, pick_ms, std::max(probe, pull_alone), cpu_alone);
     const double inside = Ceiling(f, pick_ms, f.gbs(Lane::kPull), f.gbs(Lane::kCpu));
     std::printf(
@@ -386,6 +396,7 @@ Status Main(int argc, char** argv) {
       return InvalidArgument("'{}' is no key=value of this program", arg);
     settings[arg.substr(0, equals)] = arg.substr(equals + 1);
   }
+  LODE_RETURN_IF_ERROR(CheckLists(settings));
   Bench bench(argv[1], settings);
   LODE_RETURN_IF_ERROR(bench.Start());
   return bench.RunAll();
@@ -395,8 +406,8 @@ Status Main(int argc, char** argv) {
 }  // namespace lode
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: window_bench MODEL [key=value...]\n");
+  if (argc < 2 || argv[1][0] == '-') {
+    std::fprintf(stderr, "usage: window_bench MODEL [key=value...]; keys: the head of tests/bench/window_bench.cc\n");
     return 2;
   }
   signal(SIGPIPE, SIG_IGN);

@@ -1,7 +1,7 @@
 // What the doorbell costs, with the product's own kernels: a graph of 48 layers of plan and wait in
 // which no layer rings (all experts resident), against the same graph in which every layer rings
-// and another process answers at once without computing. Between plan and wait: nothing, or a dozen short launches
-// as a layer has them (some 15 us); nothing, or staged pulls that fill the link (half of the
+// and another process answers at once without computing. Between plan and wait: nothing, or a dozen
+// short launches as a layer has them (some 9 us); nothing, or staged pulls that fill the link (half of the
 // experts are pulled, the others are resident or on the CPU). Then the stop test: this process
 // stops itself right behind the launch; the window must reach its end in shared memory all the
 // same, since no host thread takes part in it.

@@ -4,7 +4,7 @@
 #   BUNDLE    an unpacked deploy/bundle.sh archive with the test programs in bin (deploy/bundle.sh BUILD OUT bit_matrix_test
 #             engine_kill_test fault_points_test cuda_worker_test cuda_kernels_test window_bench doorbell link_bench)
 #   SECTION   any of: probe kernels worker bits_demo bits_synth kill faults doorbell link chat bench_q2 bench_iq3 bench_q4 vram_q2
-#             vram_iq3 vram_q4 memcheck initcheck racecheck (default: all but vram_* and the sanitizers)
+#             vram_iq3 vram_q4 memcheck initcheck racecheck (default: all but link, vram_* and the sanitizers)
 #             bench_*: 12 GiB of device memory; vram_*: 24, 12 and 8 GiB
 #   LODE_TEST_SOURCES   folder with tests/models (default: this repository)
 #   LODE_SECTION_SECONDS   limit of one section (default 240). A synthetic model of 48 layers takes 31 s (q2_0), 54 s (iq3_s) or 69 s

@@ -163,6 +163,9 @@ TEST_F(DraftMatrix, EveryWayOfDraftingGivesTheSameBits) {
     if (i % 10 == 0) std::fprintf(stderr, "%u of %zu combinations\n", i, list.size());
     uint32_t deepest = 0, by_source[kDraftSources] = {};
     for (const Answer& answer : answers) {
+      const RequestUsage& usage = answer.usage;
+      EXPECT_EQ(Sum(usage.drafts_offered[0]) + Sum(usage.drafts_offered[1]), usage.drafted_tokens);
+      EXPECT_EQ(Sum(usage.drafts_held[0]) + Sum(usage.drafts_held[1]), usage.accepted_draft_tokens);
       for (uint32_t s = 0; s < kDraftSources; ++s) {
         by_source[s] += Sum(answer.usage.drafts_offered[s]);
         held[s] += Sum(answer.usage.drafts_held[s]);
