@@ -389,11 +389,13 @@ void ExpertRunner::Fail(JobStatus status, uint32_t detail) {
   const uint64_t mine = (static_cast<uint64_t>(status) << 32) | detail;
   uint64_t seen = failure_.load(std::memory_order_relaxed);
   do {
-    // First failure wins. Two non-finite rows: the lowest one is reported, whatever the timing, and
-    // alike by every worker.
-    const bool lower_row =
-        seen != 0 && seen >> 32 == mine >> 32 && status == JobStatus::kNotFinite && mine < seen;
-    if (seen != 0 && !lower_row) return;
+    // First failure wins, but: of two non-finite rows the lowest is reported, whatever the timing,
+    // alike by every worker; and what ends the job, so that threads stop waiting for each other, takes
+    // the place of a value that does not.
+    const bool was_value = seen >> 32 == static_cast<uint64_t>(JobStatus::kNotFinite);
+    const bool lower_row = was_value && status == JobStatus::kNotFinite && mine < seen;
+    const bool ends = was_value && status != JobStatus::kNotFinite;
+    if (seen != 0 && !lower_row && !ends) return;
   } while (!failure_.compare_exchange_weak(
       seen, mine, std::memory_order_relaxed));  // read after the phase's end, which orders
 }

@@ -265,7 +265,8 @@ DepthChoice ChooseDepth(const WindowCosts& costs, const PolicyConstants& constan
     held *= guessed * acceptance.Holds(DraftClass::kHead, depth, &prior);
     rows += given;
     times[depth] = costs.Window(n * rows) + costs.Drafting(rows - 1);
-    tokens[depth] = tokens[depth - 1] + held;
+    // A guess that finds no row is thrown away: dear, and worth nothing.
+    tokens[depth] = tokens[depth - 1] + (n * rows <= kWindowRowsMax ? held : 0);
     const double rate = tokens[depth] / times[depth];
     if (depth > max || n * rows > kWindowRowsMax || rate <= best_rate) continue;
     best_rate = rate;

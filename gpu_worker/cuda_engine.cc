@@ -317,12 +317,12 @@ void CudaEngine::AwaitEnd() {
   std::atomic_ref<uint64_t> done(words_[kWordDone]);
   uint64_t& usual = usual_ns_[current_.n_rows];
   const uint64_t begin = launched_ns_, near = usual / kNearEnd;
-  uint64_t looked = begin, waited = 0;
+  uint64_t looked = begin;
   // Acquire: pairs with the release at the end of EndKernel; what the window left in pinned memory
   // is complete.
   while (done.load(std::memory_order_acquire) != sequence_) {
     const uint64_t now = NowNs();
-    waited = now - begin;
+    const uint64_t waited = now - begin;
     if (waited < kSpinNs || (waited + near > usual && waited < usual + near)) {
       SpinPause();
       continue;
@@ -338,7 +338,8 @@ void CudaEngine::AwaitEnd() {
     const timespec nap = {0, kNapNs};
     nanosleep(&nap, nullptr);
   }
-  usual = usual == 0 ? waited : usual - usual / kUsualWeight + waited / kUsualWeight;
+  const uint64_t took = NowNs() - begin;
+  usual = usual == 0 ? took : usual - usual / kUsualWeight + took / kUsualWeight;
 }
 
 // The first failure by layer; inside a layer the device's own values come before the workers' word.

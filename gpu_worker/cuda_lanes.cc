@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 #include <vector>
 
 #include "gpu_worker/cuda_api.h"
@@ -329,11 +328,10 @@ WindowOutcome CudaLanes::Finish(uint32_t) { return {}; }
 
 bool CudaLanes::Combine(uint32_t layer, const RoutedRow* routed, const float* shared, float* y) {
   device_.WillWrite(y);
-  std::optional<StrictOrder> strict;
-  if (c_.staging.experts > 0) {
-    strict.emplace();
-    cuda::Follow(staged_, device_.stream());
-  }
+  // Also without a branch that comes back: the next layer's mixer reads its state, folded behind this
+  // layer's hits, before the launch ahead of it has ended. Somewhere in between one must wait for all.
+  const StrictOrder strict;
+  if (c_.staging.experts > 0) cuda::Follow(staged_, device_.stream());
   cuda::LaunchAnswer(device_.stream(), c_, layer, n_rows_,
                      {routed, shared, device_.shared_gate(), y});
   return true;

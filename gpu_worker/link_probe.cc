@@ -5,11 +5,13 @@
 #include <atomic>
 #include <cstring>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "gpu_worker/cuda_api.h"
 #include "gpu_worker/cuda_lane_kernels.h"
 #include "kernels/cuda/runtime.h"
+#include "shared/base/log.h"
 #include "shared/shm/wait_word.h"
 
 namespace lode {
@@ -50,7 +52,12 @@ uint64_t ShortestPiece(const ArenaSet& arenas, uint32_t node) {
 class Readers {
  public:
   Readers(const Pieces& pieces, uint32_t threads) : pieces_(pieces), begin_(NowNs()) {
-    for (uint32_t t = 0; t < threads; ++t) threads_.emplace_back([this, t] { Read(t + 1); });
+    try {
+      for (uint32_t t = 0; t < threads; ++t) threads_.emplace_back([this, t] { Read(t + 1); });
+    } catch (const std::system_error& e) {  // a limit of threads: as many as there are will do
+      spdlog::warn("the link's probe reads with {} threads instead of {}: {}", threads_.size(), threads,
+                   e.what());
+    }
   }
   ~Readers() {
     stop_.store(true, std::memory_order_relaxed);

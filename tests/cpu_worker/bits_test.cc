@@ -171,5 +171,34 @@ TEST(CpuWorkerBits, NotFiniteNamesTheRow) {
   h.ExpectResults(job, routing, x);
 }
 
+// A value that is not finite, and then a peer that answers for the first expert only: the threads
+// that wait for the second one's hidden vector must hear that the job has ended.
+TEST(CpuWorkerBits, ASilentPeerEndsAJobWithANonFiniteValue) {
+  ExchangeHarness h(kDemoModel, 2);
+  LoadPlan plan = h.Plan(2);
+  plan.wait_ms = 300;
+  plan.wait_max_ms = 600;
+  h.StartWorker(0, plan);
+  h.OpenWindow(1);
+  const auto x = h.RandomActivations(4, 1);
+  ExpertJob job = h.MakeJob(0, h.RandomRouting(0, 4, 1), x);
+  const ExchangeLayout layout = {h.shape()};
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (uint32_t row = 0; row < 4; ++row) {
+    for (const auto& [form, block] : {std::pair{1u, 32u}, {2u, 64u}, {3u, 256u}}) {
+      uint8_t* const scales = reinterpret_cast<uint8_t*>(h.MutableActivation(0, row)) +
+                              layout.form_offset(form) +
+                              ActLayout{h.shape().hidden, block}.d_offset();
+      std::memcpy(scales, &infinity, sizeof(infinity));
+    }
+  }
+  ASSERT_GE(job.n_experts, 2u);
+  job.n_experts = 2;
+  h.header().hidden_ready[0][1][0].store(job.tag);
+  const uint64_t tag = h.Ring(job);
+  ASSERT_TRUE(h.WaitAck(0, tag, 10000));
+  EXPECT_EQ(h.StatusOf(0), JobStatus::kPeerTimeout);
+}
+
 }  // namespace
 }  // namespace lode::test

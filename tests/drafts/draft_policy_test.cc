@@ -460,6 +460,43 @@ TEST(DraftPolicy, TriesCostTheirShare) {
   EXPECT_GT(used[1], used[0]);
 }
 
+// Several sequences leave rows for few guesses each. Deeper ones cost passes of the head and find no
+// row, so they must not look like bargains that are worth a try in every window.
+TEST(DraftPolicy, GuessesThatFindNoRowAreWorthNothing) {
+  constexpr uint32_t kWindows = 4000, kLearning = 1000;
+  const PolicyConstants k;
+  const auto window_ns = [](uint32_t rows) { return static_cast<uint64_t>(8.5e6 + 1.5e6 * rows); };
+  const auto head_ns = [](uint32_t n) { return static_cast<uint64_t>(n == 0 ? 3e5 : 6e5 * n); };
+  for (const uint32_t sequences : {1u, 2u, 3u, 4u, 6u, 8u}) {
+    WindowCosts costs(k);
+    Acceptance mine(k), all(k);
+    Explorer explorer;
+    for (uint32_t i = 0; i < 4; ++i) {
+      for (uint32_t n = 0; n <= kDraftsMax; ++n) {
+        costs.ObserveWindow(1 + n, window_ns(1 + n), 1000, 300);
+        costs.ObserveDrafting(n, head_ns(n));
+      }
+    }
+    for (uint32_t i = 0; i < 300; ++i) {
+      mine.Observe(DraftClass::kHead, 7, i % 5 == 0 ? 0 : (i % 3 == 0 ? 2 : 5), &all);
+      mine.ObserveGuesses(7, 7);
+      all.ObserveGuesses(7, 7);
+    }
+    uint32_t on_best = 0, best = 0;
+    for (uint32_t w = 0; w < kWindows; ++w) {
+      const DepthChoice choice = ChooseDepth(costs, k, mine, all, sequences, kDraftsMax);
+      const uint32_t asked = explorer.Adjust(choice.best, kDraftsMax, choice.losses, k);
+      const uint32_t rows = std::min(kWindowRowsMax, sequences * (1 + asked));
+      costs.ObserveWindow(rows, window_ns(rows), 1000, 300);
+      costs.ObserveDrafting(asked, head_ns(asked));
+      on_best += w >= kLearning && asked == choice.best ? 1 : 0;
+      best = choice.best;
+    }
+    EXPECT_LE(sequences * (1 + best), kWindowRowsMax);
+    EXPECT_GT(on_best, (kWindows - kLearning) * 85 / 100) << sequences << " sequences, best " << best;
+  }
+}
+
 TEST(DraftPolicy, SharesTheRoomByGain) {
   WindowCosts costs;  // nothing measured: the start shape
   PolicyConstants k;
