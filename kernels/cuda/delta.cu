@@ -128,8 +128,8 @@ LODE_DEVICE StepInput<kDim> LoadStep(const DeltaStepArgs& a, const StepSequence&
 }
 
 // 16 value columns of one head of one sequence. kJ = dim / 4 keys per lane. The state and the count
-// of folded rows were last written before the layer ahead was answered (a strict launch), so they are read
-// while the launch ahead still runs.
+// of folded rows were last written before the layer ahead was answered (by a strict launch), so they
+// are read while the launch ahead still runs.
 template <uint32_t kJ>
 LODE_KERNEL(kStepThreads)
 DeltaStepKernel(DeltaStepArgs a) {
