@@ -267,10 +267,11 @@ void CudaDevice::HcRead(const HcWeights& w, const float* wide, float* x, float* 
   d.FlushGates();
   d.Wrote(x);
   const Impl::Input normed = d.HcNorm(w, wide);
-  // The gates of a layer's first read ride in its mixer's projections, a long launch; those of the
-  // second beside the down matrix.
+  // The gates of the first read of a DeltaNet layer ride in its projections, a long launch; all others
+  // beside the down matrix.
   const Impl::DueGates gates = {w.inject, inject};
-  const bool before_mixer = d.reads++ == 0;
+  const bool delta = d.layer < d.config.layers && d.config.is_attention[d.layer] == 0;
+  const bool before_mixer = d.reads++ == 0 && delta;
   if (!before_mixer) d.due_gates = gates;
   d.Mat({{&w.down, d.scratch.low}}, normed);
   if (before_mixer) d.due_gates = gates;

@@ -58,8 +58,8 @@ LODE_DEVICE void StepState(const float (&key)[kJ], float v, float beta, float de
 // One thread of every block, behind a barrier that follows the block's last look at the old count,
 // and behind the wait for the launch ahead. The last block to come says that accepted rows are
 // folded: all have read the old count, which is all that the counter has to order; the state itself
-// is for launches behind the answer of the layer, which is started strictly (cuda_lanes.cc). Blocks of sequences that the window has not got (y beyond
-// n_seqs) do not come.
+// is for launches behind the answer of the layer, which is started strictly (cuda_lanes.cc). Blocks
+// of sequences that the window has not got (y beyond n_seqs) do not come.
 LODE_DEVICE void ArriveFolded(const WindowBlock* window, uint32_t* folded, uint32_t* finished) {
   const StepParams& p = window->params;
   if (AtomicAdd(finished, 1) + 1 != GridX() * p.n_seqs) return;

@@ -1,9 +1,10 @@
 // The compute threads of a process: of a CPU worker, and of the GPU worker on the cpu device. Work
 // is flat phases; a phase is a number of chunks that threads claim one by one (which evens out cores
 // of unequal speed), a few per thread; the phase ends when every chunk is done. A CPU worker's job is
-// one phase, whose chunks may wait for earlier ones (cpu_worker/job_chunks.h). The caller is thread 0 and computes too. Threads spin for the next phase
-// while they are to be awake (a window is open) and park on a futex otherwise. Step 7 of the life
-// of a token. Thread: everything here is called by one thread, the one that called Start.
+// one phase, whose chunks may wait for earlier ones (cpu_worker/job_chunks.h). The caller is thread 0
+// and computes too. Threads spin for the next phase while they are to be awake (a window is open) and
+// park on a futex otherwise. Step 7 of the life of a token. Thread: everything here is called by one
+// thread, the one that called Start.
 #pragma once
 
 #include <atomic>
