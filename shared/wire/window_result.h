@@ -59,7 +59,7 @@ struct WindowResult {
   uint64_t bytes[kLanes];
   uint64_t lane_ns[kLanes];   // busy time of each lane, summed over layers
   uint64_t device_ns;         // first to last kernel of the window's graph by the device's clock; 0 on the cpu device
-  uint64_t answer_ns;         // of it from bell to answer, summed over layers: the CPU lane's lane_ns and what ringing costs
+  uint64_t answer_ns;         // of it bell to answer, over all layers: the CPU lane and what ringing costs
   uint16_t layer_lookups[kLayersMax][kLanes];  // `lookups` of each layer
   uint64_t window_ns;         // plan taken -> result published, drafting included
   uint64_t draft_ns;          // of it behind the picks: catching up and guessing
